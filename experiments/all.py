@@ -38,6 +38,7 @@ STUDIES = {
     ),
     "heads_minilm": ("head_classes.py minilm --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
+    "depth": ("depth.py --text {data}/wikitext2_valid.txt", "depth.py --smoke"),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
     "decoder_minimal_pairs": (

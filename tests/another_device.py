@@ -28,6 +28,7 @@ from pelocality.models import (
     attached,
     audit,
     decompose,
+    influence,
     load,
     positional_attention,
     positional_logits,
@@ -178,6 +179,8 @@ MEASURED = {
     "parts": decompose,
     "reflection": reflection_gap,
 }
+if DEVICE == "cuda":  # torch.func crashes on tensors of the pretended device
+    MEASURED["influence"] = lambda model, ids: influence(model, [{"input_ids": ids}], special_tokens=True, directions=1)
 MODELS = dict.fromkeys(FAMILIES, tiny) | dict.fromkeys(ANY, tiny_any)
 
 

@@ -86,6 +86,7 @@ def known(tmp_path, monkeypatch):
         "my_function": lambda ids: [torch.ones(len(ids), 2, ids.shape[1], ids.shape[1]) / ids.shape[1]],
         "nano_gpt": NanoGpt().eval(),
         "token_ids": torch.arange(40).reshape(4, 10),
+        "mamba": hf.MambaModel(hf.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)).eval(),
         "vit_model": hf.ViTModel(hf.ViTConfig(**SIZES)).eval(),
         "whisper_decoder": whisper_decoder(),
         "image_batches": [{"pixel_values": torch.randn(2, 3, 224, 224)}],

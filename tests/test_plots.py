@@ -50,6 +50,9 @@ DRAW = {
     "heatmap in log scale": lambda **kw: plots.heatmap(torch.eye(16), scale="log", **kw),
     "head_grid": lambda **kw: plots.head_grid(torch.rand(6, 12), label="locality", **kw),
     "profiles": lambda **kw: plots.profiles({"a": random_attention(2, 40, 40), "b": random_attention(16, 16)}, **kw),
+    "key_profiles": lambda **kw: plots.key_profiles(
+        {"a": random_attention(2, 9, 9), "b": random_attention(7, 7)}, **kw
+    ),
     "comparison": lambda **kw: plots.comparison({"a": torch.rand(6, 12), "b": torch.rand(6)}, label="symmetry", **kw),
     "bands": lambda **kw: plots.bands(BANDS, **kw),
     "head_classes": lambda **kw: plots.head_classes(classes_of_heads(), **kw),
@@ -168,6 +171,14 @@ def test_profiles_average_heads_and_are_centred():
     np.testing.assert_allclose(line.get_ydata(), distance_profile(attention).mean(0)[34:45], atol=1e-6)
 
 
+@pytest.mark.parametrize("query", [-1, 3])
+def test_key_profiles_are_the_row_of_a_query_averaged_over_heads(query):
+    attention = random_attention(3, 8, 8)
+    _, ax = plots.key_profiles(attention, query=query)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), attention[:, query].mean(0), atol=1e-6)
+    assert ax.get_ylabel() == f"mean attention of {'the last query' if query == -1 else 'query 3'}"
+
+
 def test_the_output_of_a_model_is_drawn_as_its_attentions_are():
     model = tiny("bert").eval()
     model.set_attn_implementation("eager")
@@ -204,6 +215,7 @@ def test_lines_differ_in_more_than_colour():
 
 MANY = {
     "profiles": lambda names, **kw: plots.profiles({name: random_attention(9, 9) for name in names}, **kw),
+    "key_profiles": lambda names, **kw: plots.key_profiles({name: random_attention(9, 9) for name in names}, **kw),
     "comparison": lambda names, **kw: plots.comparison({name: torch.rand(48, 2) for name in names}, label="x", **kw),
     "trajectory": lambda names, **kw: plots.trajectory(
         pd.DataFrame([{"step": k, "layer": i, "locality": i} for i, _ in enumerate(names) for k in range(3)]), **kw
@@ -358,6 +370,8 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.head_types(np.ones(4)), "result must come from compare_head_types, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),
         (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
+        (lambda: plots.key_profiles(torch.eye(4), query=4), r"query must be in -4\.\.3 for 4 positions, got 4"),
+        (lambda: plots.key_profiles(torch.rand(3, 4)), r"attention must be square, \(\.\.\., n, n\), got shape"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
         (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; of a result give one"),
         (lambda: plots.comparison({"a": [[None, {}]]}), r"^values\['a'\] must be a tensor.*, got dict"),

@@ -20,12 +20,14 @@ from .logits.bands import RotaryBands as RotaryBands, rotary_bands as rotary_ban
 from .logits.decomposition import Decomposition as Decomposition, decompose as decompose
 from .logits.position import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from .measuring.identical_words import positional_attention as positional_attention
+from .measuring.influence import Influence as Influence, influence as influence
 from .measuring.provenance import Provenance as Provenance
 from .measuring.reflection import reflection_gap as reflection_gap
 from .measuring.result import (
     AveragedAttention as AveragedAttention,
     PositionalAttention as PositionalAttention,
 )
+from .measuring.rollout import Rollout as Rollout, rollout as rollout
 from .measuring.text_averages import TextAverage as TextAverage, text_average as text_average
 from .sequence_model import SequenceModel as SequenceModel
 from .training.callback import (

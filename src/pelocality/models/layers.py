@@ -70,7 +70,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
             is refused by name; or a function that is random.
     """
     refuse_sharded(model.module)
-    if model.config is not None and (reason := model.family.why_not_measured(model.module)):
+    if reason := model.why_not_measured():
         raise model.unprobed(reason)
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     if ids is not None:
@@ -228,7 +228,7 @@ def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
     if model.config is not None:
         return weights.ndim == 4 and weights.shape[1] == 1 < len(weights) and model.content is None
     try:
-        twice = _first_weights(model, _twice(inputs))
+        twice = _first_weights(model, map_tensors(inputs, lambda each: torch.cat([each, each]) if each.ndim else each))
     except ValueError:  # the module reads no two texts
         return False
     if twice is None or twice.ndim != weights.ndim:
@@ -259,13 +259,13 @@ def texts_of(inputs: Any) -> int:
     return 1
 
 
-def _twice(inputs: Any) -> Any:
-    """Return a batch that holds each text of a batch twice."""
+def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the inputs of a call with each tensor changed."""
     if isinstance(inputs, Mapping):
-        return {name: _twice(each) for name, each in inputs.items()}
+        return {name: map_tensors(each, change) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(map(_twice, inputs))
-    return torch.cat([inputs, inputs]) if isinstance(inputs, Tensor) and inputs.ndim else inputs
+        return tuple(map_tensors(each, change) for each in inputs)
+    return change(inputs) if isinstance(inputs, Tensor) else inputs
 
 
 def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: int, length: int) -> int:

@@ -198,6 +198,11 @@ class SequenceModel:
         """Return whether the module that runs, or the model with its head, takes an argument of this name."""
         return argument in argument_names(self.with_head if with_head else self.module)
 
+    def why_not_measured(self) -> str | None:
+        """Return the reason why the attention of the model is not one matrix of softmaxes per head, or None."""
+        reason: str | None = None if self.config is None else self.family.why_not_measured(self.module)
+        return reason
+
     def some_ids(self, number: int) -> list[int]:
         """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
         found = [token for token in range(self.vocabulary // 2, self.vocabulary) if token != self.padding][:number]

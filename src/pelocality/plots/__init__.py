@@ -13,4 +13,4 @@ from pelocality.plots.layers import (
     head_grid as head_grid,
     trajectory as trajectory,
 )
-from pelocality.plots.matrices import heatmap as heatmap, profiles as profiles
+from pelocality.plots.matrices import heatmap as heatmap, key_profiles as key_profiles, profiles as profiles

@@ -97,14 +97,9 @@ def profiles(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['itself', 'uniform']
     """
-    named: Any = {"": attention}
-    if isinstance(attention, Mapping) and not hasattr(attention, "attentions"):  # a model's output has them
-        named = attention
-    if not named:
-        raise ValueError("attention is empty; give at least one matrix by name")
     count("reach", reach)
     lines = {}
-    for name, matrices in named.items():
+    for name, matrices in _by_name(attention).items():
         profile = as_array("attention", distance_profile(matrices))
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         n = (len(profile) + 1) // 2
@@ -113,3 +108,59 @@ def profiles(
     fig, ax = draw_by_distance(ax, title, lines, "distance, key - query (tokens)", "mean attention")
     ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     return fig, ax
+
+
+def key_profiles(
+    attention: Attention | Mapping[str, Attention],
+    *,
+    query: int = -1,
+    ax: Axes | None = None,
+    title: str = "",
+) -> tuple[Figure, Axes]:
+    """Draw the attention of one query to each key position, with one line per layer or model.
+
+    Of a ``rollout`` or an ``influence`` of a decoder, the last query shows which parts of a text count over depth.
+
+    Args:
+        attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name, such as the
+            layers of a rollout. Their lengths may differ.
+        query: The position of the query; negative ones count from the end.
+        ax: Where to draw; a new figure if None.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        TypeError: Not attention, or a query that is not an integer.
+        ValueError: Not square, nothing to draw, or a query outside of the positions.
+
+    Examples:
+        >>> import torch
+        >>> causal = torch.ones(8, 8).tril()
+        >>> fig, ax = key_profiles({"uniform": causal / causal.sum(-1, keepdim=True)}, query=3)
+        >>> ax.get_xlabel()
+        'key position (tokens)'
+    """
+    count("query", query, least=None)
+    lines = {}
+    for name, given in _by_name(attention).items():
+        matrices = as_array("attention", unwrap(given))
+        if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or not matrices.size:
+            raise ValueError(f"attention must be square, (..., n, n), got shape {matrices.shape}")
+        n = matrices.shape[-1]
+        if not -n <= query < n:
+            raise ValueError(f"query must be in {-n}..{n - 1} for {n} positions, got {query}")
+        lines[name] = np.arange(n), matrices[..., query, :].reshape(-1, n).mean(0)
+    of = "the last query" if query == -1 else f"query {query}"
+    return draw_by_distance(ax, title, lines, "key position (tokens)", f"mean attention of {of}")
+
+
+def _by_name(attention: Any) -> dict[str, Any]:
+    """Return matrices by name; a model's output is a mapping too, but one of them."""
+    several = isinstance(attention, Mapping) and not hasattr(attention, "attentions")
+    named = dict(attention) if several else {"": attention}
+    if not named:
+        raise ValueError("attention is empty; give at least one matrix by name")
+    return named

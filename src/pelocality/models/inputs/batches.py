@@ -85,7 +85,7 @@ class TextBatches:
     def _is_new(self, given: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
         found = blake2b(digest_size=16)
-        for part in _bytes_of(given):
+        for part in bytes_of(given):
             found.update(part)
         new = found.digest() not in self._seen
         self._seen.add(found.digest())
@@ -93,15 +93,15 @@ class TextBatches:
         return new
 
 
-def _bytes_of(given: Any) -> Iterator[bytes]:
+def bytes_of(given: Any) -> Iterator[bytes]:
     """Yield bytes that differ where inputs differ."""
     if isinstance(given, Mapping):
         for name in sorted(given, key=str):
             yield f"{name}:".encode()
-            yield from _bytes_of(given[name])
+            yield from bytes_of(given[name])
     elif isinstance(given, tuple | list):
         for each in given:
-            yield from _bytes_of(each)
+            yield from bytes_of(each)
     elif isinstance(given, Tensor | np.ndarray):
         tensor = torch.as_tensor(given).detach().cpu().contiguous()
         yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()

@@ -30,13 +30,15 @@ class Provenance:
             there was none.
         words: The words that were repeated, as text.
         word_ids: Their token ids.
-        seed: Seed they were drawn with; None for given words.
+        seed: Seed they were drawn with, and the directions of an influence; None for given words.
         prefix: The tokens fed before the words, as text (the matrices never contain them).
         equal_states: Whether the repeated word held the same hidden state at every position, in every layer.
         texts: Number of texts, each of several equal ones once.
         repeated: Number of texts that are equal to another one, and do not count.
         left_out: Of texts that were cut at ``length`` positions, how many of these are not measured, because they are
             special tokens or ``without_first`` leaves them out.
+        directions: Of an influence, the number of random directions; 0 of attention.
+        residual: Of a rollout, the weight of the residual connections; None of attention.
     """
 
     model: str
@@ -55,10 +57,15 @@ class Provenance:
     texts: int = 0
     repeated: int = 0
     left_out: int = 0
+    directions: int = 0
+    residual: float | None = None
 
 
 def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
     """Return the provenance of a result of a model."""
+    directions = getattr(model, "directions", 0)  # of an influence
+    if directions and more.get("seed") is None:
+        more["seed"] = getattr(model, "seed", None)
     return Provenance(
         model=model.name,
         model_class=type(model.module).__name__,
@@ -67,5 +74,6 @@ def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance
         causal=hides_future(visible),
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=model.encoding,
+        directions=directions,
         **more,
     )

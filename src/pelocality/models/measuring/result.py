@@ -92,6 +92,10 @@ class AveragedAttention(DisplayMixin):
             notes.append(f"layers that are not measured: {kinds}")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
+        if self.source.directions:
+            own = self.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
+            share = f"{float(own.min()):.0%} to {float(own.max()):.0%} of it, by layer, is a position's own"
+            notes.append(f"influence over depth: {share}, most of this through residual connections")
         if "learned_sink" in self.per_sample:
             notes.append(
                 "learned sinks: rows are renormalised without them; names in _with_sink are of the rows as they are"
@@ -114,7 +118,8 @@ class AveragedAttention(DisplayMixin):
             ValueError: An unknown metric or a confidence outside (0, 1).
         """
         if metric not in self.per_sample:
-            raise ValueError(f"metric must be one of {', '.join(self.per_sample)}, got {metric!r}")
+            known = ", ".join(self.per_sample) or "none: there are no numbers of each text, read metric_of_mean"
+            raise ValueError(f"metric must be one of {known}, got {metric!r}")
         return _interval(self.per_sample[metric], confidence)
 
     def to_frame(
@@ -255,8 +260,10 @@ class AveragedAttention(DisplayMixin):
 
     def _headline(self) -> str:
         model = label(self.source.model, self.source.encoding)
-        heads = self.attention.shape[1]
-        return f"{model}: {len(self.layers)} layers x {heads} heads, n = {self._lengths()}, {self._samples()}"
+        what = f"{len(self.layers)} layers x {self.attention.shape[1]} heads"
+        if self.source.directions:
+            what = f"influence in {len(self.layers)} layers, {self.source.directions} directions"
+        return f"{model}: {what}, n = {self._lengths()}, {self._samples()}"
 
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame("layer")
@@ -265,7 +272,7 @@ class AveragedAttention(DisplayMixin):
             names.insert(3, "symmetry_of_mean")
         if min(self.visible_keys) < self.length:
             names.append("visible_keys")
-        frame = frame[names]
+        frame = frame[list(dict.fromkeys(name if name in frame else f"{name}_of_mean" for name in names))]
         mean = frame.mean().to_frame().T.astype(object).assign(layer="mean")
         table = pd.concat([frame.astype(object), mean], ignore_index=True)
         return table.rename(columns=lambda name: name.replace("_", " "))
@@ -279,7 +286,7 @@ class PositionalAttention(AveragedAttention):
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
-        if self.source.equal_states:
+        if self.source.equal_states and not self.source.directions:
             notes.append(
                 "relative positions alone: every position holds the same hidden state in every layer, so each layer "
                 "shows only the positions it adds itself; measure with prefix=True, or text with text_average"

@@ -1,0 +1,396 @@
+"""The influence of each position on the hidden states at each other: locality and symmetry without attention."""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pelocality._checks import count
+from pelocality.models._restore import changed, hooked, inference, restoring
+from pelocality.models._weights import token_embeddings
+from pelocality.models.function import AttentionFunction
+from pelocality.models.inputs.batches import bytes_of
+from pelocality.models.layers import map_tensors, texts_of
+from pelocality.models.measuring.identical_words import positional_attention
+from pelocality.models.measuring.result import PositionalAttention
+from pelocality.models.measuring.samples import hides_future
+from pelocality.models.measuring.text_averages import TextAverage, text_average
+from pelocality.models.observer import Attention, Block, blocks_of
+from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference
+
+_AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
+_STEPS = (1e-3, 1e-4)  # of finite differences, relative to the embeddings: a large one may route tokens otherwise
+_FAR = 0.1  # from the finite difference, relative to it: far above rounding, far below a part without derivative
+
+
+class Influence(SequenceModel):
+    r"""A model whose attention is the influence of its positions on each other, in the place of a model.
+
+    `influence` explains it, and is all that most need. ``positional_attention`` and ``text_average`` measure an
+    `Influence` as any model.
+
+    Args:
+        model: As for `influence`.
+        directions: As for `influence`.
+        seed: As for `influence`.
+
+    Raises:
+        TypeError: As for `SequenceModel`, or a function, which has no hidden states.
+        ValueError: As for `SequenceModel`, or directions or a seed that are too small.
+    """
+
+    def __init__(self, model: nn.Module | SequenceModel, directions: int = 2, seed: int = 0) -> None:
+        found = SequenceModel.of(model)
+        if isinstance(found, AttentionFunction):
+            raise TypeError("model must be a module, whose hidden states have derivatives, got an AttentionFunction")
+        vars(self).update(vars(found))
+        self.directions, self.seed = count("directions", directions), count("seed", seed, least=0)
+        self._compared = False  # with finite differences
+
+    @property
+    def adds_tokens(self) -> bool:
+        """False: the number of positions is checked."""
+        return False
+
+    def why_not_measured(self) -> str | None:
+        """Return None: no attention is needed."""
+        return None
+
+    def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
+        """Pass the influence in each layer to a callback, as the attention of one head.
+
+        Raises:
+            ValueError: The model fails, or an operation of it has no derivative; the message names it.
+        """
+        try:
+            with inference(self.module), self.observable(), _differentiable(self.module):
+                found = [self._layers(text, length) for text in _texts(inputs)]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise self.unprobed(_reason(error)) from error
+        for parts in zip(*found, strict=True):
+            n = max(len(matrix) for _, matrix in parts)
+            padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
+            weights = torch.stack(padded)[:, None]
+            visible = torch.ones_like(weights, dtype=torch.bool)
+            if hides_future(weights > 0):  # other zeros are no mask: influence from far away may underflow
+                visible = visible.tril()
+            use(Attention(parts[0][0], weights, visible, False))
+
+    def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
+        """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
+        places = _Places.of(self, inputs)
+        states, n = places.states, places.length
+        if length not in (None, n) and self.content is not None:
+            advice = "measure text instead, with without_first= for tokens before the input"
+            raise ValueError(f"its hidden states have {n} positions for an input of {length}; {advice}")
+        width = states.numel() // n
+        if self.directions > width:
+            raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
+        content = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(b"".join(bytes_of(content)), self.seed))
+        drawn = torch.randn(n, width, self.directions, generator=generator, dtype=torch.float64, device="cpu")
+        directions = torch.linalg.qr(drawn).Q.to(states)  # (n, d, k): orthonormal at each position
+
+        def run(given: Tensor) -> tuple[Tensor, ...]:
+            return places.run(self, inputs, given)
+
+        def squares(tangent: Tensor) -> tuple[Tensor, ...]:
+            """Return the squared norm of the derivative at each position of each layer, (n,) each."""
+            changes = torch.func.jvp(run, (states,), (tangent.reshape(states.shape),))[1]
+            return tuple(_by_position(each, n).square().sum(-1) for each in changes)
+
+        if not self._compared and states.dtype in (torch.float32, torch.float64):
+            self._compare(run, states, directions[..., 0].reshape(states.shape))
+        size = max(1, _AT_A_TIME // (n * max(n, width)))
+        rows: list[tuple[Tensor, ...]] = []  # of pairs of a direction and a position
+        every = torch.arange(n * self.directions, device=states.device)
+        for pairs in torch.tensor_split(every, [*range(size, len(every), size)]):
+            number, position = pairs // n, pairs % n
+            tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
+            tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
+            rows.append(_mapped(squares, tangents))
+        found: list[tuple[Block | None, Tensor]] = []
+        for block, parts in zip(places.layers, zip(*rows, strict=True), strict=True):
+            total = torch.cat(parts).reshape(-1, n, n).mean(0).T  # (query, key)
+            mass = total.sum(-1, keepdim=True)
+            if bool((mass == 0).any()):
+                where = f"the hidden states at position {int(mass.argmin())} of layer {len(found)}"
+                raise ValueError(f"{where} depend on no input embedding: a part of it has no derivative")
+            found.append((block, total / mass))
+        return found
+
+    def _compare(self, run: Callable[[Tensor], tuple[Tensor, ...]], states: Tensor, tangent: Tensor) -> None:
+        """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
+        change = torch.func.jvp(run, (states,), (tangent,))[1][-1]
+        offs = []
+        for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
+            ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
+            offs.append(largest_difference(change, (ahead - behind) / (2 * step)))
+        off = min(offs)
+        if not off <= _FAR:
+            raise ValueError(
+                f"its derivative is not that of finite differences (off by {off:.2g} of the largest): a part of it has "
+                "no derivative (rounding of quantised weights, detach), or is random"
+            )
+        self._compared = True
+
+
+def influence(
+    model: nn.Module | SequenceModel,
+    texts: Iterable[Any] | None = None,
+    *,
+    tokenizer: Any = None,
+    directions: int = 2,
+    seed: int = 0,
+    **options: Any,
+) -> PositionalAttention | TextAverage:
+    r"""Return how much each position of a model influences the hidden states at each other, layer by layer.
+
+    $$A^l_{ij} = \frac{\lVert J^l_{ij} \rVert_F^2}{\sum_k \lVert J^l_{ik} \rVert_F^2}, \qquad
+      J^l_{ij} = \frac{\partial h^l_i}{\partial e_j}$$
+
+    with $h^l_i$ the hidden state at position $i$ behind layer $l$, and $e_j$ the input embedding at position $j$,
+    before positions are added. The matrix is computed for each text, or each repeated word, and averaged as attention
+    is. The definition is introduced here; no attention is needed, so that state space models, convolutions, Fourier
+    mixing, hybrids, mixtures of experts and modules of your own are measured as transformers are.
+
+    Attention says what one layer mixes. The influence is that of all layers up to $l$, residual connections included,
+    and through these most of it is a position's own: locality is near 1 in the first layers of every residual model.
+    Compare layers and models, or metrics that leave the diagonal out (``past_locality``, ``direction_balance``).
+
+    **Estimator.** $\lVert J_{ij} \rVert_F^2 = d\, \mathbb{E} \lVert J_{ij} v \rVert^2$ for a random unit vector $v$
+    in $d$ dimensions. For each position $j$ as many vectors are drawn as there are ``directions``, orthonormal ones,
+    so that the estimate of the squared norm has no bias, and with $d$ directions no error. In forward mode one run with
+    $v$ at $j$ gives column $j$ in all layers; the runs of all $j$ are one batch. The row's ratio has a small bias, and
+    an error that averages out over positions and texts; the documentation has both by number of directions.
+
+    **Cost.** Per text, ``directions`` times n runs on n tokens, of which each costs about as much as a forward pass.
+    Memory does not grow with the number of texts.
+
+    The first time, the derivative is compared with finite differences, which refuses models with parts that have no
+    derivative and do not say so. These may carry up to a tenth of the derivative unnoticed. Half precision has too few
+    digits to compare.
+
+    Args:
+        model: Any differentiable model, as for ``positional_attention``. In a module that is no transformers model the
+            input embedding is the output of the first part that reads the token ids. A model of images or sound has
+            none; the hidden states that its first block reads are in its place. Layers are the members of the
+            module list that runs most, and their hidden states what each returns, before the norm behind the last one;
+            a module without such a list has one layer, its output (batch, n, d).
+        texts: As for ``text_average``; None for repeated words, as in ``positional_attention``.
+        tokenizer: The tokenizer of the model, as for these.
+        directions: The number of random directions for each position, at most d.
+        seed: Seed of the directions, and of the words that are drawn. The directions of a text depend on its tokens and
+            the seed alone, so that models with equal ids and width are compared in equal directions.
+        options: Of ``text_average`` if there are texts, otherwise of ``positional_attention``, which needs ``length``.
+
+    Returns:
+        A `TextAverage` of texts, otherwise a `PositionalAttention`, with one head: ``attention`` is the influence
+        (layer, 1, n, n), and metrics, intervals, frames and plots are of it. Of causal models it is 0 above the
+        diagonal.
+
+    Raises:
+        TypeError: As for these, or an `AttentionFunction`, which has no hidden states.
+        ValueError: As for these, a model that mixes no positions or returns other numbers of them, more directions than
+            dimensions, or an operation without a derivative in forward mode, which is named.
+
+    Examples:
+        >>> from transformers import MambaConfig, MambaModel, logging
+        >>> logging.set_verbosity_error()  # of kernels that are not installed
+        >>> _ = torch.manual_seed(0)
+        >>> mamba = MambaModel(MambaConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2))
+        >>> result = influence(mamba, length=12, words=4)
+        >>> result.attention.shape, result.source.causal
+        (torch.Size([2, 1, 12, 12]), True)
+        >>> from pelocality import direction_balance
+        >>> direction_balance(result).flatten().tolist()
+        [-1.0, -1.0]
+    """
+    view = Influence(model, directions, seed)
+    if texts is None:
+        return positional_attention(view, tokenizer, seed=seed, **options)
+    return text_average(view, texts, tokenizer=tokenizer, **options)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the derivatives of a model on one text are taken.
+
+    Attributes:
+        source: The module that gives the embeddings, or the first one that reads them.
+        reads: Whether the source reads the embeddings: its output is not replaced, but its input.
+        outputs: The modules whose outputs are the layers' hidden states.
+        layers: The block of each layer, None for a model without blocks.
+        states: The embeddings of the text.
+        length: The number of positions n.
+    """
+
+    source: nn.Module
+    reads: bool
+    outputs: tuple[nn.Module, ...]
+    layers: tuple[Block | None, ...]
+    states: Tensor
+    length: int
+
+    @classmethod
+    def of(cls, model: SequenceModel, inputs: Any) -> "_Places":
+        """Return the places of a model, found in one run."""
+        ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+        blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
+        embedded: list[tuple[nn.Module, Tensor]] = []
+        ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read
+        output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
+
+        def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            given, states = _hidden((args, kwargs)), _hidden(result)
+            if module is model.module:
+                output.append((given, states))
+            if module in blocks and given is not None and states is not None and given.shape == states.shape:
+                ran.append((module, given))
+            if ids is None or states is None or states is not result:
+                return
+            read = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+            if module is embeddings or (embeddings is None and _same_ids(read, ids)):
+                embedded.append((module, result))
+
+        modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
+        with hooked(modules, after=note, last=True):
+            model.run(inputs)
+        n = None if ids is None else ids.shape[1]
+        ran = [(block, given) for block, given in ran if n is None or n in (given.shape[-2], given.shape[0])]
+        lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
+        ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
+        outputs = tuple(dict.fromkeys(block for block, _ in ran)) or (model.module,)
+        reader, (given, returned) = outputs[0], (ran[0][1], ran[-1][1]) if ran else output[-1]
+        source, states = embedded[0] if embedded else (reader, given)
+        if states is None or returned is None:
+            raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
+        n = states.shape[-2] if n is None else n
+        if states.ndim != 3 or states.shape[:2] not in ((1, n), (n, 1)):
+            found = f"its first hidden states have shape {tuple(states.shape)}, not (1, {n}, d)"
+            raise ValueError(
+                f"{found} for one text of {n} positions; does it pad texts of this length, or read a grid?"
+            )
+        if n not in (returned.shape[-2], returned.shape[0]):
+            raise ValueError(f"its output has shape {tuple(returned.shape)} for {n} positions, not (batch, {n}, d)")
+        numbers = tuple(blocks[block] for block, _ in ran) or (None,)
+        return cls(source, not embedded, outputs, numbers, states.clone(memory_format=torch.contiguous_format), n)
+
+    def run(self, model: SequenceModel, inputs: Any, states: Tensor) -> tuple[Tensor, ...]:
+        """Return the hidden states of each layer for other embeddings."""
+        found: list[Any] = []
+        replaced: list[nn.Module] = []  # the first call of the source alone
+
+        def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
+            if replaced:
+                return None
+            replaced.append(module)
+            if result:
+                return states
+            read = _hidden((args, kwargs))
+            swapped = {name: states if each is read else each for name, each in kwargs.items()}
+            return tuple(states if each is read else each for each in args), swapped
+
+        def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            found.append(_hidden(result))
+
+        before, after = (replace, None) if self.reads else (None, replace)
+        with ExitStack() as stack:
+            if after:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
+                stack.enter_context(changed(self.source, "_forward_hooks", OrderedDict()))
+            stack.enter_context(hooked([self.source], before, after, last=True))
+            stack.enter_context(hooked(self.outputs, after=note, last=True))
+            model.run(inputs)
+        return tuple(found)
+
+
+def _hidden(given: Any) -> Tensor | None:
+    """Return the first tensor of floats with three axes or more in the arguments or the output of a module, or None."""
+    if isinstance(given, Tensor):
+        return given if given.is_floating_point() and given.ndim > 2 else None
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, tuple | list) else ()
+    return next((found for each in parts if (found := _hidden(each)) is not None), None)
+
+
+def _same_ids(read: Tensor | None, ids: Tensor) -> bool:
+    """Return whether a module read the token ids."""
+    return read is not None and not read.is_floating_point() and read.shape == ids.shape and torch.equal(read, ids)
+
+
+def _by_position(states: Tensor, length: int) -> Tensor:
+    """Return hidden states (1, ..., n, d), or XLNet's (n, 1, d), of one text by position, (n, d), to be squared."""
+    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    return (states.movedim(-2, 0) if states.shape[-2] == length else states).reshape(length, -1)
+
+
+def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> tuple[Tensor, ...]:
+    """Return what a function gives for each member of a batch, at once where its operations can be batched."""
+    try:
+        found: tuple[Tensor, ...] = torch.vmap(function)(batch)
+        return found
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # operations without a batching rule raise errors of many types
+        return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
+
+
+def _texts(inputs: Any) -> Iterator[Any]:
+    """Yield each text of a batch alone, without padding."""
+    texts = texts_of(inputs)
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) and "input_ids" in inputs else None
+    for row in range(texts):
+        one = map_tensors(inputs, lambda each: each[row : row + 1] if each.ndim and len(each) == texts else each)  # noqa: B023
+        n = None if mask is None else int(mask[row].sum())
+        yield one if n is None else {name: each[:, :n] for name, each in one.items()}
+
+
+@contextmanager
+def _differentiable(module: nn.Module) -> Iterator[None]:
+    """Switch kernels that have no derivative in forward mode to those that have one, in a with-statement."""
+    configs = [(config, config._experts_implementation) for config in configurations(module) if _has_experts(config)]
+    rescaled: list[Any] = [each for each in module.modules() if getattr(each, "layers_are_rescaled", None) is False]
+    fast = torch.backends.mha.get_fastpath_enabled()
+
+    def undo() -> None:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for config, implementation in configs:
+            config._experts_implementation = implementation
+        for module in rescaled:
+            module.layers_are_rescaled = False
+
+    with ExitStack() as stack:
+        stack.enter_context(restoring(undo))
+        torch.backends.mha.set_fastpath_enabled(False)
+        for config, _ in configs:
+            config._experts_implementation = "eager"
+        for each in rescaled:  # RWKV would divide its weights
+            stack.enter_context(changed(each.config, "rescale_every", 0))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+def _has_experts(config: Any) -> bool:
+    """Return whether a configuration names a kernel of mixtures of experts other than plain torch."""
+    return getattr(config, "_experts_implementation", None) not in (None, "eager")
+
+
+def _reason(error: Exception) -> str:
+    """Return why derivatives of a model cannot be taken, with the operation that has none."""
+    if isinstance(error, ValueError):
+        return str(error)
+    traceback = error.__traceback__
+    while traceback is not None:  # torch does not name a torch.autograd.Function
+        called = traceback.tb_frame.f_locals.get("cls")
+        if isinstance(called, type) and issubclass(called, torch.autograd.Function):
+            return f"{called.__name__} has no derivative in forward mode (a torch.autograd.Function without jvp)"
+        traceback = traceback.tb_next
+    return f"it fails with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
