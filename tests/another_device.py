@@ -173,9 +173,6 @@ MEASURED = {
     "after a word": lambda model, ids: positional_attention(model, length=N, words=3, prefix=9, progress=False),
     "text": lambda model, ids: text_average(model, [{"input_ids": ids}], special_tokens=True),
     "logits": lambda model, ids: positional_logits(model, length=N),
-    "logits of text": lambda model, ids: positional_logits(
-        model, texts=[{"input_ids": ids}], special_tokens=True, length=N
-    ),
     "parts": decompose,
     "reflection": reflection_gap,
 }
