@@ -25,11 +25,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from real_models import folder_of
+from real_models import packaged, paragraphs
 from runs import DATA, lines_of, markdown
 from transformers import (
-    AutoModel,
-    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -92,22 +90,9 @@ def small_models(arguments, text, held_out):
     return pd.DataFrame(rows), found
 
 
-def loaded(name):
-    """Return a packaged model and its tokenizer."""
-    folder, options = folder_of(name, None)
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
-    return model, AutoTokenizer.from_pretrained(folder, **options)
-
-
-def batch_of(tokenizer, lines, length, number):
-    """Return the beginnings of as many texts, (number, length) token ids."""
-    rows = (tokenizer(line, truncation=True, max_length=length)["input_ids"] for line in lines)
-    return torch.tensor([row for row in rows if len(row) == length][:number])
-
-
 def minilm(arguments, model, tokenizer, lines):
     """Print the influence of MiniLM by layer, its cost, and its error by the number of directions."""
-    ids = batch_of(tokenizer, lines, arguments.length, 8)
+    ids = paragraphs(lines, tokenizer, arguments.length, 8)
     begun, cpu = time.time(), time.process_time()
     result = influence(model, [{"input_ids": ids}], tokenizer=tokenizer, progress=False)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -145,7 +130,7 @@ def minilm(arguments, model, tokenizer, lines):
 
 def smollm2(arguments, model, tokenizer, lines):
     """Print rollout beside influence by layer, and return what the last query draws, for the figure."""
-    ids = batch_of(tokenizer, lines, arguments.length, arguments.texts)
+    ids = paragraphs(lines, tokenizer, arguments.length, arguments.texts)
     attention = text_average(model, [{"input_ids": ids}], special_tokens=True, progress=False)
     over_depth = {f"rollout, r = {residual:g}": rollout(attention, residual) for residual in (0.5, 0.9)}
     found = influence(model, [{"input_ids": ids}], special_tokens=True, directions=1, progress=False)
@@ -187,10 +172,10 @@ def main():
     text = "\n".join(lines)
     cut = len(text) * 9 // 10
     if "minilm" in arguments.models:
-        minilm(arguments, *loaded("minilm"), lines)
+        minilm(arguments, *packaged("minilm"), lines)
     fig, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     if "smollm2" in arguments.models:
-        shown = smollm2(arguments, *loaded("smollm2"), lines)
+        shown = smollm2(arguments, *packaged("smollm2"), lines)
         plots.key_profiles(shown, ax=axes[1], title="SmolLM2, the last query")
         axes[1].set(yscale="log", ylim=(1e-4, 1.5), ylabel="share of the last query")
     table, by_name = small_models(arguments, text[:cut], text[cut:])

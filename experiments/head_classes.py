@@ -8,15 +8,13 @@ The random weights of the untrained copy have seed 0.
 
 import argparse
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import torch
-from real_models import PACKAGES, folder_of
+from real_models import PACKAGES, packaged, paragraphs, untrained_copy
 from runs import DATA, markdown
 from scipy.stats import spearmanr
-from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
+from transformers import logging
 
 from pelocality import head_classes, plots
 
@@ -73,17 +71,10 @@ def main():
     logging.set_verbosity_error()
     plt.switch_backend("agg")
     arguments.output.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as unpacked:
-        folder, options = folder_of(arguments.model, unpacked)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        trained = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
-        torch.manual_seed(0)
-        untrained = AutoModel.from_config(AutoConfig.from_pretrained(folder, **options), dtype=torch.float32)
-
+    trained, tokenizer = packaged(arguments.model)
+    untrained = untrained_copy(trained)
     lines = arguments.text.read_text(encoding="utf-8").splitlines()
-    cut = {"truncation": True, "max_length": arguments.length}
-    rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
-    ids = torch.tensor([row for row in rows if len(row) == arguments.length][: arguments.paragraphs])
+    ids = paragraphs(lines, tokenizer, arguments.length, arguments.paragraphs)
     batches = [{"input_ids": part} for part in ids.split(8)]
     models = {"trained": trained, "untrained": untrained}
     results = {name: head_classes(model, tokenizer, batches, length=arguments.length) for name, model in models.items()}

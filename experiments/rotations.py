@@ -14,17 +14,15 @@ import resource
 import time
 import warnings
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from real_models import folder_of
+from real_models import packaged, paragraphs
 from runs import DATA, markdown
 from scipy.stats import spearmanr
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -203,14 +201,9 @@ def main():
                 tables.append(rows.assign(model=f"{name}, seed {seed}"))
         rows = pd.concat(tables)
     else:
-        with TemporaryDirectory() as unpacked:
-            folder, options = folder_of(arguments.model, unpacked)
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-        cut = {"truncation": True, "max_length": arguments.length}
+        model, tokenizer = packaged(arguments.model, AutoModelForCausalLM)
         lines = arguments.text.read_text(encoding="utf-8").splitlines()
-        each = (tokenizer(line.strip(), **cut)["input_ids"] for line in lines if line.strip())
-        ids = torch.tensor([row for row in each if len(row) == arguments.length][: 16 * arguments.draws + 64])
+        ids = paragraphs(lines, tokenizer, arguments.length, 16 * arguments.draws + 64)
         rows, found, on_text = kernels(model, tokenizer, ids, arguments.draws, arguments.words)
     bands = rotary_bands(model, None, in_batches(ids[:16]), **OPTIONS)
     rows.to_csv(arguments.output / f"rotations_{arguments.model}_kernels.csv", index=False)
