@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from pelocality._checks import check_unmasked, count, number, real_numbers
 
 _FIXED = ("default", "linear", "yarn", "llama3")
-_BY_LENGTH = ("dynamic", "longrope")
 
 
 class Rotation(NamedTuple):
@@ -34,8 +33,7 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
         raise TypeError(f"model must be a module, got {type(model).__name__}")
     found = []
     for place, module in model.named_modules():
-        kinds: Any = getattr(module, "rope_type", None)
-        if any(kind in _BY_LENGTH for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
+        if any(map(by_length, rope_types(module))):
             raise ValueError(
                 f"the frequencies of {type(model).__name__} depend on the length of its input; load it with "
                 "rope_parameters of another rope_type"
@@ -49,6 +47,17 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
     if not found:
         raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
     return found
+
+
+def rope_types(module: nn.Module) -> list[str]:
+    """Return how a rotary module chooses its frequencies, in the words of transformers; types of layers may differ."""
+    found: Any = getattr(module, "rope_type", None)
+    return [kind for kind in (found.values() if isinstance(found, dict) else [found]) if isinstance(kind, str)]
+
+
+def by_length(kind: str) -> bool:
+    """Return whether the frequencies of a ``rope_type`` depend on the length of the input."""
+    return "dynamic" in kind or kind == "longrope"
 
 
 def frequency_buffers(module: nn.Module) -> list[str]:
@@ -66,7 +75,7 @@ def checked_scaling(scaling: Any) -> dict[str, Any] | None:
     given = dict(scaling)
     kind = given.setdefault("rope_type", given.pop("type", None))
     given.pop("type", None)
-    if kind in _BY_LENGTH:
+    if isinstance(kind, str) and by_length(kind):
         raise ValueError(f"scaling '{kind}' depends on the length of the input; give frequencies= of one length")
     if kind not in _FIXED:
         raise ValueError(f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}")

@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.encodings._frequencies import by_length, rope_types
+
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
 _SCALING = "attention_scaling"
 
 
 def depend_on_length(model: nn.Module) -> bool:
     """Return whether the rotations of a model depend on the longest text of a batch: dynamic NTK and LongRoPE."""
-    return any(_by_length(kind) for module in model.modules() for kind in _kinds(module))
+    return any(by_length(kind) for module in model.modules() for kind in rope_types(module))
 
 
 def rotations_restorer(model: nn.Module) -> Callable[[], None]:
@@ -20,7 +22,7 @@ def rotations_restorer(model: nn.Module) -> Callable[[], None]:
     before = [
         (module, _cached(module), dict(module._buffers), _copied_frequencies(module))
         for module in model.modules()
-        if _cached(module) or any(map(_by_length, _kinds(module)))
+        if _cached(module) or any(map(by_length, rope_types(module)))
     ]
 
     def restore() -> None:
@@ -39,21 +41,11 @@ def rotations_restorer(model: nn.Module) -> Callable[[], None]:
 def forget_longest_input(model: nn.Module) -> None:
     """Give a model with dynamic rotations those of its original length, as if it had read no longer input."""
     for module in model.modules():
-        if any("dynamic" in kind for kind in _kinds(module)):
+        if any("dynamic" in kind for kind in rope_types(module)):
             for name in [name for name in module._buffers if name.endswith(_ORIGINAL)]:
                 kind = name.removesuffix(_ORIGINAL)  # the type of a layer, where types differ in their rotations
                 module._buffers[f"{kind}{_FREQUENCIES}"] = module._buffers[name]
                 setattr(module, f"{kind}max_{_CACHED}", module.original_max_seq_len)
-
-
-def _kinds(module: nn.Module) -> list[str]:
-    """Return how a rotary module chooses its frequencies, in the words of transformers; types of layers may differ."""
-    found: Any = getattr(module, "rope_type", None)
-    return [kind for kind in (found.values() if isinstance(found, dict) else [found]) if isinstance(kind, str)]
-
-
-def _by_length(kind: str) -> bool:
-    return "dynamic" in kind or kind == "longrope"
 
 
 def _cached(module: nn.Module) -> dict[str, Any]:
@@ -64,7 +56,7 @@ def _cached(module: nn.Module) -> dict[str, Any]:
 
 def _copied_frequencies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Return the frequencies that LongRoPE changes in place, and a copy of each."""
-    if "longrope" not in _kinds(module):
+    if "longrope" not in rope_types(module):
         return []
     buffers = module._buffers.items()
     return [(each, each.clone()) for name, each in buffers if each is not None and name.endswith(_FREQUENCIES)]
