@@ -478,7 +478,7 @@ def banded(*shape):
 
 
 INVALID = {
-    "not square": (torch.full((3, 4), 0.25), ValueError, "square"),
+    "one query": (torch.ones(1, 2, 0), ValueError, "square"),
     "one axis": (torch.ones(3), ValueError, "square"),
     "no positions": (torch.ones(2, 0, 0), ValueError, "with positions"),
     "transposed": (torch.randn(4, 4).softmax(-2), ValueError, "its columns do: transpose it, rows are queries"),
@@ -508,7 +508,6 @@ INVALID = {
         r"sink sum to less: divide them by \.sum\(-1, keep",
     ),
     "rows of zeros": (torch.eye(4) * torch.tensor([1.0, 1, 1, 0]), ValueError, "keys are all masked, with mask="),
-    "a step of generation": (torch.full((1, 2, 1, 6), 1 / 6), ValueError, "steps of generate are not"),
     "encoder-decoder": (Seq2SeqLMOutput(), TypeError, r"output\.encoder_attentions or output\.decoder_attentions"),
     "Longformer": (
         LongformerBaseModelOutput(None, attentions=(torch.eye(5),)),

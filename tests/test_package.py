@@ -20,18 +20,23 @@ SOURCE = Path(pelocality.__file__).parent
 ARROWS = {
     "_batches": set(),
     "_checks": set(),
+    "_configuration": set(),
     "_display": set(),
     "_distributed": set(),
     "_toeplitz": set(),
     "_transforms": set(),
-    "metrics": {"_checks", "_toeplitz", "_transforms"},
-    "encodings": {"_checks", "_toeplitz", "_transforms", "metrics"},
+    "positions": {"_checks", "_configuration"},
+    "metrics": {"_checks", "_toeplitz", "_transforms", "positions"},
+    "encodings": {"_checks", "_configuration", "_toeplitz", "_transforms", "metrics", "positions"},
     "corpora": set(),
     "probes": {"_checks", "corpora"},
     "statistics": {"_checks"},
-    "models": {"_batches", "_checks", "_display", "_distributed", "_toeplitz", "encodings", "metrics", "statistics"},
+    "models": {
+        *("_batches", "_checks", "_display", "_distributed", "_toeplitz"),
+        *("encodings", "metrics", "positions", "statistics"),
+    },
     "evaluation": {"_batches", "_checks", "_display", "_distributed", "corpora", "models", "statistics"},
-    "plots": {"_checks", "evaluation", "metrics", "statistics"},
+    "plots": {"_checks", "evaluation", "metrics", "positions", "statistics"},
 }
 
 

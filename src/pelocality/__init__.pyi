@@ -20,10 +20,12 @@ from .encodings import (
     ALiBi as ALiBi,
     AttenuatedEncoding as AttenuatedEncoding,
     CoPE as CoPE,
+    DisplacementTable as DisplacementTable,
     DistanceTable as DistanceTable,
     FixedWindow as FixedWindow,
     NoEncoding as NoEncoding,
     PositionalSelfAttention as PositionalSelfAttention,
+    PositionedEncoding as PositionedEncoding,
     RotaryEncoding as RotaryEncoding,
     SinusoidalEncoding as SinusoidalEncoding,
     T5Buckets as T5Buckets,
@@ -46,6 +48,7 @@ from .metrics import (
     RelativeMeasurement as RelativeMeasurement,
     adjusted_locality as adjusted_locality,
     crop as crop,
+    diagonality as diagonality,
     direction_balance as direction_balance,
     distance_profile as distance_profile,
     entropy as entropy,
@@ -86,6 +89,7 @@ from .models import (
     rotary_from_targets as rotary_from_targets,
     text_average as text_average,
 )
+from .positions import Positions as Positions
 from .probes import (
     constituency_shuffling as constituency_shuffling,
     minimal_pairs as minimal_pairs,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count, flag
+from pelocality._configuration import Configurable
 from pelocality.encodings._cache import cached_bias
-from pelocality.encodings._configuration import Configurable
 from pelocality.encodings._scores import masked_softmax
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -157,6 +157,8 @@ class DistanceTable(RelativeEncoding):
             >>> table.length, table.values.detach()
             (3, tensor([[-0.8000,  0.2000,  1.2000,  0.2000, -0.8000]]))
         """
+        if getattr(attention, "positions", None) is not None:
+            raise ValueError("attention is of positions that are no line, for which a table by distance has no numbers")
         given = crop(attention, count("cut", cut, least=0), -cut or None).detach()
         inner = on_float64_device(given)
         n = inner.shape[-1]

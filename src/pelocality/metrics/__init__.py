@@ -2,12 +2,14 @@
 
 Every function takes attention (..., query, key) whose rows sum to 1 (a tensor, an array, the tuple of attentions a
 Hugging Face model returns, or a result of this library) and returns one number per matrix, (...), but for
-``distance_profile``, ``profile_asymmetry``, ``monotonicity`` and ``crop``. ``mask=`` leaves padding out.
+``distance_profile``, ``profile_asymmetry``, ``monotonicity`` and ``crop``. ``mask=`` leaves padding out, and
+``positions=`` says where queries and keys lie, if not one after the other on a line.
 Without an n x n matrix, ``measure_relative`` gives the same numbers for a relative encoding, and ``measure_absolute``
 those of ``measure`` for a table of position embeddings. ``pelocality.metrics.accumulate`` sums over batches and
 processes.
 """
 
+from pelocality.metrics.alignment import diagonality as diagonality
 from pelocality.metrics.directions import (
     direction_balance as direction_balance,
     relative_asymmetry as relative_asymmetry,

@@ -1,8 +1,8 @@
 """Input validation of the metrics: attention becomes batches of matrices, padding is left out.
 
-Every metric is a function of one batch of square matrices, (batch, n, n) -> (batch, ...). This file turns every
-accepted input (a tensor, an array, the tuple a Hugging Face model returns, a result of this library) into such batches
-and reshapes the values to the leading axes of the input.
+Every metric is a function of one batch of matrices, (batch, n, n) -> (batch, ...), or of rectangles (batch, m, n) with
+their `Positions`. This file turns every accepted input (a tensor, an array, the tuple a Hugging Face model returns, a
+result of this library) into such batches and reshapes the values to the leading axes of the input.
 """
 
 import os
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import check_unmasked, flag, on_float64_device
+from pelocality._checks import check_unmasked, count, flag, on_float64_device
 from pelocality._transforms import transformed
 from pelocality.metrics._masks import Mask, Visible, as_tensor, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows, precision_of
+from pelocality.positions import Positions
 
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
 
@@ -37,20 +38,24 @@ class HasAttention(Protocol):
 
 
 Attention = Tensor | np.ndarray | Sequence[Any] | HasAttention
+PositionsLike = Positions | Tensor | np.ndarray | Sequence[Any]
 
 
 class Matrices(NamedTuple):
     """A batch of matrices, as every kernel receives it.
 
     Attributes:
-        weights: (batch, n, n), in the precision of the input; crops of half precision are float32.
+        weights: (batch, n, n), in the precision of the input; crops of half precision are float32. With positions of
+            queries that are not the keys, or for metrics without distances, (batch, m, n).
         visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
         dtype: That of the input, by whose rounding a row is judged; half precision for weights converted from it.
+        positions: Where queries and keys lie; None on a line of tokens.
     """
 
     weights: Tensor
     visible: Tensor | None
     dtype: torch.dtype
+    positions: Positions | None = None
 
     def part(self, chosen: Tensor | slice) -> Self:
         """Return some of the matrices."""
@@ -67,7 +72,8 @@ class Matrices(NamedTuple):
                 " mask that is True at padding give ~mask"
             )
         visible = None if self.visible is None else self.visible[:, start:stop, start:stop]
-        return self._replace(weights=kept / mass, visible=visible)
+        positions = None if self.positions is None else self.positions.part(start, stop)
+        return self._replace(weights=kept / mass, visible=visible, positions=positions)
 
 
 Kernel = Callable[[Matrices], Tensor]
@@ -80,8 +86,10 @@ def map_matrices(
     mask: Mask | None = None,
     without_first: int = 0,
     visible: Tensor | None = None,
+    positions: PositionsLike | None = None,
     layout: Layout = "scalar",
     may_be_padded: bool = False,
+    any_shape: bool = False,
 ) -> Tensor:
     """Apply a kernel to every matrix of the attention and reshape its values to the leading axes of the input.
 
@@ -93,18 +101,24 @@ def map_matrices(
         without_first: How many of the first ones do not.
         visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
+        positions: Where queries and keys lie. None: those of a result, or else tokens one after the other.
         layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
             Entries of padding are NaN; a matrix starts at its first counting token.
         may_be_padded: Whether not to warn of what looks like padding without a mask.
+        any_shape: Whether the kernel takes rectangles without positions.
 
     Returns:
         (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
 
     Raises:
         TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
-        ValueError: It is not square, has no positions, its layers differ in shape, or a mask does not fit.
+        ValueError: It is not square, has no positions, its layers differ in shape, or a mask or positions do not fit.
     """
+    if positions is None:
+        carried = getattr(attention, "positions", None)
+        positions = carried if isinstance(carried, Positions) else None
     options: dict[str, Any] = {"without_first": without_first, "layout": layout, "may_be_padded": may_be_padded}
+    options |= {"any_shape": any_shape, "positions": None if positions is None else Positions.of(positions)}
     if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
         return eager(attention, kernel, mask=mask, visible=visible, **options)
@@ -121,20 +135,21 @@ def map_matrices(
         return torch.stack([map_matrices(each, kernel, mask=mask, visible=seen, **options) for each, seen in by_layer])
     given = float_tensor("attention", attention)
     weights = on_float64_device(given)
-    if weights.ndim < 2 or weights.shape[-1] != weights.shape[-2] or weights.shape[-1] == 0:
-        raise ValueError(
-            f"attention must be square with positions, (..., n, n), got shape {tuple(weights.shape)}: "
-            "cross-attention and steps of generate are not"
-        )
-    *leading, n, _ = weights.shape
-    seen = None if visible is None else expand_visible(visible, weights).reshape(-1, n, n)
-    flat = weights.reshape(-1, n, n)
+    places: Positions | None = options["positions"]
+    _check_shape(weights, places, any_shape)
+    *leading, m, n = weights.shape
+    if places is not None and places.before:
+        without_first = max(count("without_first", without_first, least=0), places.before)
+    if m != n and (mask is not None or without_first):
+        raise ValueError("mask and without_first are for tokens that are queries and keys; cut the attention instead")
+    seen = None if visible is None else expand_visible(visible, weights).reshape(-1, m, n)
+    flat = weights.reshape(-1, m, n)
     traced = transformed(flat)  # whose numbers cannot be read
-    if not traced:
+    if not traced and m == n:
         _refuse_bands(flat)
     if mask is None and not options["may_be_padded"] and not traced:
         _warn_of_padding(weights)
-    matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat))
+    matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat), places)
     whole = mask is None and without_first == 0
     spans = None if whole else token_spans(mask, leading, n, without_first)
     if spans is None or not len(spans):
@@ -142,6 +157,21 @@ def map_matrices(
     else:
         values = _map_spans(matrices, spans, kernel, layout)
     return values.reshape((*leading, *values.shape[1:])).to(given.device)
+
+
+def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) -> None:
+    """Raise ValueError unless the matrices (..., m, n) fit the positions, or are square without any."""
+    shape = tuple(weights.shape)
+    if positions is not None:
+        wanted = tuple(positions.before + size for size in positions.shape)
+        if shape[-2:] != wanted:
+            advice = "first tokens without a place are counted by before=, other queries are named by queries="
+            raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
+    elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
+        raise ValueError(
+            f"attention must be square with positions, (..., n, n), got shape {shape}; of cross-attention and steps of "
+            "generate say where queries and keys lie, positions=Positions(keys, queries)"
+        )
 
 
 def layout_of(rows: bool) -> Layout:
@@ -277,15 +307,22 @@ def _at_a_time(flat: Tensor) -> int:
     """Return how many of the matrices (batch, n, n) to give to a kernel; all of those that need a gradient."""
     if flat.requires_grad and torch.is_grad_enabled():
         return max(1, len(flat))
-    return max(1, (_PART if flat.device.type == "cpu" else _PART_OF_GPU) // flat.shape[-1] ** 2)
+    return max(1, (_PART if flat.device.type == "cpu" else _PART_OF_GPU) // (flat.shape[-2] * flat.shape[-1]))
 
 
 def _map_parts(matrices: Matrices, kernel: Kernel) -> Tensor:
     """Apply the kernel to some of the matrices at a time."""
     batch, size = len(matrices.weights), _at_a_time(matrices.weights)
+    matrices = _on_line(matrices)
     if batch <= size:
         return kernel(matrices)
     return torch.cat([kernel(matrices.part(slice(first, first + size))) for first in range(0, batch, size)])
+
+
+def _on_line(matrices: Matrices) -> Matrices:
+    """Return the matrices without positions that are tokens one after the other, which metrics measure faster."""
+    on_line = matrices.positions is not None and matrices.positions.is_line
+    return matrices._replace(positions=None) if on_line else matrices
 
 
 def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
@@ -296,8 +333,10 @@ def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout
     for group, (start, stop) in enumerate(groups.tolist()):
         missing = n - (stop - start)
         paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
+        if matrices.positions is not None:  # whose distances stay the same
+            paddings["offsets"] = ()
         for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(matrices.weights)):
-            values = kernel(matrices.part(chosen.to(device)).crop(start, stop))
+            values = kernel(_on_line(matrices.part(chosen.to(device)).crop(start, stop)))
             pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
             order.append(chosen)
     return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(device)]

@@ -135,32 +135,31 @@ def is_causal(flat: Tensor) -> Tensor:
     return causal
 
 
-def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor]) -> Tensor:
-    """Return which matrices (batch, n, n) are causal, as given, or by `is_causal`, which is added to ``inferred``."""
-    if causal is None:
-        found = is_causal(flat.detach())
-        if flat.shape[-1] > 1:  # a single position is neither
-            inferred.append(found)
-        return found
-    if causal:
-        n = flat.shape[-1]
-        past = torch.ones(n, n, dtype=torch.bool, device=flat.device).tril()
-        check_hidden_keys(flat, past, "causal=True", "leave causal out")
-    return flat.new_full(flat.shape[:1], causal).bool()
-
-
-def visible_counts(flat: Tensor, causal: bool | None, seen: Tensor | None, inferred: list[Tensor]) -> Tensor:
-    """Return the number of keys that each query sees, (batch, n), in float64.
+def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor], later: Tensor | None = None) -> Tensor:
+    """Return which matrices (batch, m, n) have no weight on later keys, (batch,).
 
     Args:
-        flat: (batch, n, n), validated weights.
-        causal: Whether queries see only their past and themselves, or all keys. None: see `is_causal`.
-        seen: Which keys they see, (batch, n, n), where it is neither.
-        inferred: As for `past_only`.
+        flat: The matrices.
+        causal: The answer, where it is known; None: it is inferred.
+        inferred: Gets what was inferred.
+        later: Which keys are later, (m, n); None: those above the diagonal, and none of a rectangle.
+
+    Raises:
+        ValueError: ``causal=True``, and a query has weight on a later key, or which keys are later is not known.
     """
-    if seen is not None:
-        check_hidden_keys(flat, seen)
-        return seen.sum(-1, dtype=torch.float64)
-    n = flat.shape[-1]
-    position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
-    return torch.where(past_only(flat, causal, inferred)[:, None], position, float(n))
+    *_, m, n = flat.shape
+    if later is None and m == n:
+        later = torch.ones(n, n, dtype=torch.bool, device=flat.device).triu(1) if causal else None
+    elif later is None and causal:
+        advice = "give positions= with one coordinate, or visible="
+        raise ValueError(f"causal=True needs to know which keys come later, and queries are not the keys; {advice}")
+    elif later is None:
+        return flat.new_zeros(len(flat), dtype=torch.bool)
+    if causal is None:
+        found = is_causal(flat.detach()) if later is None else (flat.detach() * later == 0).all(-1).all(-1)
+        if n > 1 and (later is None or bool(later.any())):  # a single position is neither
+            inferred.append(found)
+        return found
+    if later is not None and causal:
+        check_hidden_keys(flat, ~later, "causal=True", "leave causal out")
+    return flat.new_full(flat.shape[:1], causal).bool()

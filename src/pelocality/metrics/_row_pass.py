@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ class RowStatistics(NamedTuple):
         irregularity: c_i = sum_k (d_k - min d) / R, by how much the row lowers symmetry.
         difference: sum_k d_k.
         paired: sum_k A[i,i-k] + A[i,i+k].
+        pairs: The number of pairs of each row, (n,), where it is not that of a line.
     """
 
     total: Tensor
@@ -49,6 +51,7 @@ class RowStatistics(NamedTuple):
     irregularity: Tensor = _EMPTY
     difference: Tensor = _EMPTY
     paired: Tensor = _EMPTY
+    pairs: Tensor | None = None
 
     @property
     def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -57,14 +60,25 @@ class RowStatistics(NamedTuple):
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return locality, symmetry and relative asymmetry of each matrix, each (batch,)."""
-        return pool_sums(self.locality.shape[-1], *(values.sum(-1) for values in self.sums))
+        pairs = None if self.pairs is None else int(self.pairs.sum())
+        return pool_sums(self.locality.shape[-1], (values.sum(-1) for values in self.sums), pairs)
+
+    def symmetry_of_rows(self) -> Tensor:
+        """Return the symmetry of each row, (batch, n), NaN for those without pairs."""
+        position = torch.arange(self.irregularity.shape[-1], device=self.irregularity.device)
+        return 1 - self.irregularity / (torch.minimum(position, position.flip(0)) if self.pairs is None else self.pairs)
 
 
-def pool_sums(
-    n: int, locality: Tensor, irregularity: Tensor, difference: Tensor, paired: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return locality, symmetry and relative asymmetry from the sums of `RowStatistics` over all n rows."""
-    pairs = (n - 1) ** 2 // 4
+def pool_sums(n: int, sums: Iterable[Tensor], pairs: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return locality, symmetry and relative asymmetry, each (batch,).
+
+    Args:
+        n: The number of rows.
+        sums: Locality, irregularity, difference and paired of `RowStatistics`, over all rows, (batch,) each.
+        pairs: The number of pairs of all rows; None: that of n tokens on a line.
+    """
+    locality, irregularity, difference, paired = sums
+    pairs = (n - 1) ** 2 // 4 if pairs is None else pairs
     symmetry = 1 - irregularity / pairs if pairs else irregularity + torch.nan
     return locality / n, symmetry, ratio(difference, paired)
 

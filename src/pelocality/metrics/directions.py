@@ -2,14 +2,19 @@
 
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, validated_weights
+from pelocality.metrics._by_position import past_and_future, row_sums, weights_by_position
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, layout_of, map_matrices
 from pelocality.metrics._masks import Mask
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._row_pass import validated_statistics
 
 
 def relative_asymmetry(
-    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+    rows: bool = False,
 ) -> Tensor:
     """Return which share of the weight around each position is not balanced by its mirror image.
 
@@ -20,6 +25,7 @@ def relative_asymmetry(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `symmetry`.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One value per query instead of one of all pairs together.
@@ -45,14 +51,21 @@ def relative_asymmetry(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        s = validated_statistics(matrices.weights)
-        return ratio(s.difference, s.paired) if rows else s.pooled()[2]
+        sums = row_sums(matrices)
+        return ratio(sums.difference, sums.paired) if rows else sums.pooled()[2]
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )
 
 
 def direction_balance(
-    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+    rows: bool = False,
 ) -> Tensor:
     """Return to which side of the diagonal the attention leans.
 
@@ -62,6 +75,7 @@ def direction_balance(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`, of one coordinate, which says what lies left and right.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One value per query instead of one of the whole matrix.
@@ -72,7 +86,7 @@ def direction_balance(
 
     Raises:
         TypeError: As for `locality`.
-        ValueError: As for `locality`.
+        ValueError: As for `locality`, or positions without directions.
 
     Note:
         All keys count, also those without a counterpart on the other side, so the first rows lean right and the last
@@ -85,10 +99,12 @@ def direction_balance(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights)
-        left, right = weights.tril(-1).sum(-1), weights.triu(1).sum(-1)
+        weights = weights_by_position(matrices)
+        left, right = ((weights * side).sum(-1) for side in past_and_future(matrices))
         if not rows:
             left, right = left.sum(-1), right.sum(-1)
         return ratio(right - left, left + right)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )

@@ -7,19 +7,29 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import check_choice, number
-from pelocality._toeplitz import diagonal_sums
+from pelocality.metrics._by_position import (
+    distances,
+    mass_by_ring,
+    past_and_future,
+    profile,
+    ring_means,
+    row_sums,
+    seen_keys,
+    visible_counts,
+    weights_by_position,
+)
 from pelocality.metrics._inputs import (
     Attention,
     Matrices,
+    PositionsLike,
     layout_of,
     map_matrices,
     resolve_visible,
-    validated_weights,
     warn_of_mixed,
 )
-from pelocality.metrics._masks import Mask, Visible, visible_counts
+from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
-from pelocality.metrics._row_pass import row_statistics, validated_statistics
+from pelocality.metrics._row_pass import row_statistics
 
 Side = Literal["both", "past", "future"]
 
@@ -27,6 +37,7 @@ Side = Literal["both", "past", "future"]
 def adjusted_locality(
     attention: Attention,
     *,
+    positions: PositionsLike | None = None,
     causal: bool | None = None,
     visible: Visible | None = None,
     mask: Mask | None = None,
@@ -41,6 +52,7 @@ def adjusted_locality(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`.
         causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
         visible: Which keys each query sees where that is neither all nor the past (a sliding window): boolean
             (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the
@@ -75,13 +87,12 @@ def adjusted_locality(
     inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        value = validated_statistics(matrices.weights, pairs=False).locality
+        value = row_sums(matrices, pairs=False).locality
         support, uniform = _uniform_locality(matrices, causal, inferred)
         return excess_locality(value, uniform, support)
 
-    values = map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, causal)
-    )
+    seen = resolve_visible(attention, visible, causal)
+    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, visible=seen)
     warn_of_mixed(inferred)
     return values
 
@@ -96,10 +107,14 @@ def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
 
 def _uniform_locality(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
-    weights, seen, _ = matrices
-    support = visible_counts(weights, causal, seen, inferred)
-    if seen is not None:
-        return support, row_statistics(seen.to(torch.float64), pairs=False).locality / support
+    weights = matrices.weights
+    if matrices.positions is not None:
+        seen = seen_keys(matrices, causal, inferred).to(torch.float64)
+        decay = torch.exp2(-matrices.positions.distance.to(weights.device))
+        return seen.sum(-1), (seen * decay).sum(-1) / seen.sum(-1)
+    support = visible_counts(matrices, causal, inferred)
+    if matrices.visible is not None:
+        return support, row_statistics(matrices.visible.to(torch.float64), pairs=False).locality / support
     n = weights.shape[-1]
     i = torch.arange(n, dtype=torch.float64, device=weights.device)
     past, future = 2 - 2**-i, 1 - 2 ** (i + 1 - n)  # sums of 2^-|i-j|
@@ -107,7 +122,12 @@ def _uniform_locality(matrices: Matrices, causal: bool | None, inferred: list[Te
 
 
 def past_locality(
-    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+    rows: bool = False,
 ) -> Tensor:
     """Return how near the past tokens are that a token attends to; for decoders.
 
@@ -118,6 +138,7 @@ def past_locality(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`, of one coordinate. Distances then count from the nearest key of the past.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One value per query; NaN for queries that attend to no earlier token, which the mean leaves out.
@@ -142,21 +163,37 @@ def past_locality(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        past = validated_weights(matrices.weights).tril(-1)
+        before, _ = past_and_future(matrices)
+        past = weights_by_position(matrices) * before
         mass = past.sum(-1)
-        values = ratio(2 * row_statistics(past, pairs=False).locality, mass, torch.nan)
+        if matrices.positions is None:
+            near = 2 * row_statistics(past, pairs=False).locality
+        else:
+            distance = torch.where(before, distances(matrices), torch.inf)
+            further = distance - distance.amin(-1, keepdim=True)  # NaN for a query without a past
+            near = (past * torch.exp2(-further.nan_to_num(torch.inf))).sum(-1)
+        values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )
 
 
-def distance_profile(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
+def distance_profile(
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+) -> Tensor:
     """Return the mean attention at every signed distance.
 
         p(k) = mean_i A[i, i+k],  k = -(n-1)..n-1
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`. The profile is then by the distances that occur, ``Positions.profile_distances``.
         mask: As for `locality`; distances beyond the counting tokens are NaN.
         without_first: As for `locality`.
 
@@ -175,13 +212,20 @@ def distance_profile(attention: Attention, *, mask: Mask | None = None, without_
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights)
-        return _profile(weights).to(weights.dtype)
+        return _in_precision(profile(matrices), matrices)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout="offsets")
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout="offsets"
+    )
 
 
-def profile_asymmetry(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
+def profile_asymmetry(
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+) -> Tensor:
     """Return the asymmetry of the distance profile at every distance.
 
         (p(k) - p(-k)) / (p(k) + p(-k)),  k = 1..n-1
@@ -190,6 +234,7 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None, without
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`, of one coordinate.
         mask: As for `locality`.
         without_first: As for `locality`.
 
@@ -205,7 +250,14 @@ def profile_asymmetry(attention: Attention, *, mask: Mask | None = None, without
         >>> profile_asymmetry(torch.ones(4, 4).tril() / torch.arange(1.0, 5.0)[:, None])
         tensor([-1., -1., -1.])
     """
-    return asymmetry_of_profile(distance_profile(attention, mask=mask, without_first=without_first))
+
+    def kernel(matrices: Matrices) -> Tensor:
+        past_and_future(matrices)  # refuses positions without directions
+        return _in_precision(profile(matrices), matrices)
+
+    return asymmetry_of_profile(
+        map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, layout="offsets")
+    )
 
 
 def asymmetry_of_profile(profile: Tensor) -> Tensor:
@@ -221,7 +273,12 @@ def sides_of(by_distance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_distance(
-    attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+    rows: bool = False,
 ) -> Tensor:
     """Return the mean distance of the attention, in tokens.
 
@@ -229,6 +286,7 @@ def mean_distance(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`; the result is in their unit.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One value per query instead of their mean.
@@ -247,17 +305,19 @@ def mean_distance(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights)
-        values = (weights * _distance(weights)).sum(-1)
+        values = (weights_by_position(matrices) * distances(matrices).nan_to_num(posinf=0.0)).sum(-1)
         return values if rows else values.mean(-1)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )
 
 
 def window(
     attention: Attention,
     share: float = 0.9,
     *,
+    positions: PositionsLike | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
     rows: bool = False,
@@ -269,6 +329,7 @@ def window(
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         share: The mass q to hold, above 0 and at most 1.
+        positions: As for `locality`; the result is in their unit.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One window per query instead of one that holds the share on average.
@@ -288,15 +349,15 @@ def window(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights.detach())
-        if not rows:
-            return window_of_profile(_profile(weights), share).to(weights.dtype)
-        distance = _distance(weights).to(torch.int64).expand(weights.shape)
-        exact = weights.to(torch.float64)
-        by_distance = torch.zeros_like(exact).scatter_add_(-1, distance, exact)
-        return _narrowest(by_distance, share).to(weights.dtype)
+        matrices = matrices._replace(weights=matrices.weights.detach())
+        if not rows and matrices.positions is None:
+            return _in_precision(window_of_profile(profile(matrices), share), matrices)
+        mass, radius = mass_by_ring(matrices)
+        return _in_precision(radius[_narrowest(mass if rows else mass.sum(-2), share)], matrices)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )
 
 
 def window_of_profile(profile: Tensor, share: float) -> Tensor:
@@ -317,10 +378,16 @@ def _narrowest(by_distance: Tensor, share: float) -> Tensor:
     return (held >= share * held[..., -1:] * (1 - rounding)).to(torch.uint8).argmax(-1)
 
 
+def _in_precision(values: Tensor, matrices: Matrices) -> Tensor:
+    """Return values in the precision of the weights, float32 for half precision."""
+    return values.to(torch.promote_types(matrices.weights.dtype, torch.float32))
+
+
 def half_life(
     attention: Attention,
     *,
     side: Side = "both",
+    positions: PositionsLike | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
 ) -> Tensor:
@@ -334,6 +401,7 @@ def half_life(
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         side: The mean of both sides, or one of them.
+        positions: As for `locality`; the result is in their unit. Sides need one coordinate.
         mask: As for `locality`.
         without_first: As for `locality`.
 
@@ -358,10 +426,13 @@ def half_life(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights)
-        return half_life_of_profile(_profile(weights), side, matrices.dtype).to(weights.dtype)
+        if matrices.positions is None:
+            return _in_precision(half_life_of_profile(profile(matrices), side, matrices.dtype), matrices)
+        means, radius = ring_means(matrices, side)
+        return _in_precision(_half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype), matrices)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first)
+    check_choice("side", side, ("both", "past", "future"))
+    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
 
 
 def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:
@@ -369,7 +440,11 @@ def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Ten
     check_choice("side", side, ("both", "past", "future"))
     past, future = sides_of(profile)
     k = torch.arange(1, past.shape[-1] + 1, device=profile.device, dtype=torch.float64)
-    p = {"both": (past + future) / 2, "past": past, "future": future}[side]
+    return _half_life({"both": (past + future) / 2, "past": past, "future": future}[side], k, dtype)
+
+
+def _half_life(p: Tensor, k: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the half-life, (...), of mean attention p (..., r) at the distances k (r,) above 0."""
     held = p > 0
     weight = ratio(p, p.sum(-1, keepdim=True))
     log_p = torch.where(held, p, 1).log()
@@ -381,15 +456,3 @@ def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Ten
     falling = fall > error * (weight * away.abs()).sum(-1)
     values = torch.where(falling, math.log(2) * spread / torch.where(falling, fall, 1), torch.inf)
     return torch.where(held.sum(-1) < 2, torch.nan, values)
-
-
-def _profile(weights: Tensor) -> Tensor:
-    """Return p(k), the mean of every diagonal, (batch, n, n) -> (batch, 2n-1), in float64."""
-    n = weights.shape[-1]
-    return diagonal_sums(weights, torch.float64) / (n - torch.arange(1 - n, n, device=weights.device).abs())
-
-
-def _distance(weights: Tensor) -> Tensor:
-    """Return |i - j|, (n, n), in the dtype of the weights."""
-    i = torch.arange(weights.shape[-1], device=weights.device)
-    return (i - i[:, None]).abs().to(weights.dtype)

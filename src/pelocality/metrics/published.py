@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pelocality.metrics._inputs import Attention, Matrices, layout_of, map_matrices, warn_caller
+from pelocality.metrics._by_position import row_sums
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, layout_of, map_matrices, warn_caller
 from pelocality.metrics._masks import Mask, is_causal
-from pelocality.metrics._row_pass import validated_statistics
 from pelocality.metrics._tolerance import Tolerance
 
 
@@ -27,7 +27,14 @@ class Measurement:
     relative_asymmetry: Tensor
 
 
-def locality(attention: Attention, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False) -> Tensor:
+def locality(
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+    rows: bool = False,
+) -> Tensor:
     """Return how much of the attention is near the position of its query.
 
         Loc(A) = mean_i sum_j A_ij / 2^|i-j|
@@ -38,6 +45,8 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
     Args:
         attention: Positional weights (..., query, key), rows sum to 1; or the tuple of attentions a model returns,
             or a result with an ``.attention``.
+        positions: Where queries and keys lie, if not one after the other on a line: `Positions`, or coordinates (n,) or
+            (n, d), by which distance and opposite keys are measured. None: those of a result, or else a line.
         mask: (*first axes, n), True or 1 where a token counts, as a tokenizer's ``attention_mask``, or additive (0
             counts, -inf or at most -1000 does not); other tokens are left out and the rows renormalised. For
             (batch, head, n, n), or a tuple of them, give (batch, n) or (batch, 1, 1, n); for (batch, layer, head, n, n)
@@ -66,15 +75,18 @@ def locality(attention: Attention, *, mask: Mask | None = None, without_first: i
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        values = validated_statistics(matrices.weights, pairs=False).locality
+        values = row_sums(matrices, pairs=False).locality
         return values if rows else values.mean(-1)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    return map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )
 
 
 def symmetry(
     attention: Attention,
     *,
+    positions: PositionsLike | None = None,
     rtol: float | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
@@ -91,6 +103,7 @@ def symmetry(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`. Pairs are then of keys that are point reflections of each other through the query.
         rtol: Relative range up to which a row counts as constant. None: 8 eps + 1024 eps min(1, ln(s / l)), l the
             smallest weight among its pairs and eps that of the dtype (in the second term at most float32's), which
             covers the rounding of a softmax and of its logits; in half precision, also converted to another dtype, the
@@ -128,19 +141,26 @@ def symmetry(
     one_sided = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        statistics = validated_statistics(matrices.weights, Tolerance.for_dtype(matrices.dtype, rtol))
-        _, value, asymmetry = statistics.pooled()
+        sums = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol))
+        _, value, asymmetry = sums.pooled()
         one_sided.append(_is_one_sided(matrices.weights, asymmetry))
-        return _symmetry_of_rows(statistics.irregularity) if rows else value
+        return sums.symmetry_of_rows() if rows else value
 
-    values = map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    values = map_matrices(
+        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
+    )
     if any(one_sided):
         warn_of_one_sided()
     return values
 
 
 def measure(
-    attention: Attention, *, rtol: float | None = None, mask: Mask | None = None, without_first: int = 0
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    rtol: float | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
 ) -> Measurement:
     """Measure locality, symmetry and relative asymmetry in a single pass.
 
@@ -148,6 +168,7 @@ def measure(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `symmetry`.
         rtol: As for `symmetry`.
         mask: As for `locality`.
         without_first: As for `locality`.
@@ -172,7 +193,7 @@ def measure(
     def note(weights: Tensor, asymmetry: Tensor) -> None:
         one_sided.append(_is_one_sided(weights, asymmetry))
 
-    found = measurement(attention, rtol=rtol, mask=mask, without_first=without_first, note=note)
+    found = measurement(attention, positions=positions, rtol=rtol, mask=mask, without_first=without_first, note=note)
     if any(one_sided):
         warn_of_one_sided()
     return found
@@ -181,6 +202,7 @@ def measure(
 def measurement(
     attention: Attention,
     *,
+    positions: PositionsLike | None = None,
     rtol: float | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
@@ -190,6 +212,7 @@ def measurement(
 
     Args:
         attention: As for `measure`.
+        positions: As for `measure`.
         rtol: As for `measure`.
         mask: As for `measure`.
         without_first: As for `measure`.
@@ -197,22 +220,19 @@ def measurement(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        tolerance = Tolerance.for_dtype(matrices.dtype, rtol)
-        found = validated_statistics(matrices.weights, tolerance).pooled()
+        found = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol)).pooled()
         if note is not None:
             note(matrices.weights, found[2])
         return torch.stack(found, -1)
 
-    return Measurement(*map_matrices(attention, kernel, mask=mask, without_first=without_first).unbind(-1))
-
-
-def _symmetry_of_rows(irregularity: Tensor) -> Tensor:
-    position = torch.arange(irregularity.shape[-1], device=irregularity.device)
-    return 1 - irregularity / torch.minimum(position, position.flip(0))  # 0/0 is NaN in the first and last row
+    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    return Measurement(*values.unbind(-1))
 
 
 def _is_one_sided(weights: Tensor, asymmetry: Tensor) -> bool:
     """Return whether any matrix has weight on one side of its diagonal alone; (batch, n, n) and (batch,)."""
+    if weights.shape[-1] != weights.shape[-2]:
+        return False
     candidates = (weights[each].detach() for each in (asymmetry.detach() > 0.999).nonzero())
     return any(bool(is_causal(each) ^ is_causal(each.mT)) for each in candidates)
 

@@ -5,22 +5,25 @@ from torch import Tensor
 
 from pelocality._checks import count
 from pelocality._toeplitz import diagonal_sums
+from pelocality.metrics._by_position import mean_by, past_and_future, seen_keys, visible_counts, weights_by_position
 from pelocality.metrics._inputs import (
     Attention,
     Matrices,
+    PositionsLike,
     layout_of,
     map_matrices,
     resolve_visible,
     validated_weights,
     warn_of_mixed,
 )
-from pelocality.metrics._masks import Mask, Visible, check_hidden_keys, past_only, visible_counts
+from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
 
 
 def toeplitz_share(
     attention: Attention,
     *,
+    positions: PositionsLike | None = None,
     causal: bool | None = None,
     visible: Visible | None = None,
     mask: Mask | None = None,
@@ -35,6 +38,7 @@ def toeplitz_share(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`. Weights are then compared by the vector from query to key.
         causal: Whether a query sees only its past. None: each matrix without weight above its diagonal is causal.
         visible: As for `adjusted_locality`.
         mask: As for `locality`.
@@ -63,30 +67,36 @@ def toeplitz_share(
     inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights, seen = validated_weights(matrices.weights), matrices.visible
+        weights = weights_by_position(matrices)
+        counts = seen_keys(matrices, causal, inferred).to(weights.dtype)
         n = weights.shape[-1]
-        i = torch.arange(n, device=weights.device)
-        if seen is None:
-            seen = ~(past_only(matrices.weights, causal, inferred)[:, None, None] & (i > i[:, None]))
+        if matrices.positions is None:
+            i = torch.arange(n, device=weights.device)
+            group = i - i[:, None] + n - 1  # (n, n), index into the diagonals
+            profile = ratio(diagonal_sums(weights, torch.float64), diagonal_sums(counts, torch.float64))
         else:
-            check_hidden_keys(matrices.weights, seen)
-        counts = seen.to(weights.dtype)
-        offset = i - i[:, None] + n - 1  # (n, n), index into the diagonals
-        profile = ratio(diagonal_sums(weights, torch.float64), diagonal_sums(counts, torch.float64)).to(weights.dtype)
+            group = matrices.positions.displacements.to(weights.device)
+            groups = int(group.max()) + 1
+            profile = ratio(mean_by(group, groups, weights * counts), mean_by(group, groups, counts))
         mean = weights.sum((-1, -2), keepdim=True) / counts.sum((-1, -2), keepdim=True)
-        within = (counts * (weights - profile[:, offset]) ** 2).sum((-1, -2))
+        within = (counts * (weights - profile.to(weights.dtype)[:, group]) ** 2).sum((-1, -2))
         total = (counts * (weights - mean) ** 2).sum((-1, -2))
         rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
-    values = map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, visible=resolve_visible(attention, visible, causal)
-    )
+    seen = resolve_visible(attention, visible, causal)
+    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, visible=seen)
     warn_of_mixed(inferred)
     return values
 
 
-def monotonicity(attention: Attention, *, mask: Mask | None = None, without_first: int = 0) -> Tensor:
+def monotonicity(
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+) -> Tensor:
     """Return how often attention does not grow from one token to the next one further away, on either side.
 
         past:   share of (i, k) with A[i, i-k] >= A[i, i-k-1]
@@ -96,12 +106,14 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None, without_firs
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        positions: As for `locality`. The mean weight of keys at the next distance that occurs is then compared.
         mask: As for `locality`.
         without_first: As for `locality`.
 
     Returns:
         (..., 2), past and future, between 0 and 1; about 0.5 for noise. NaN for a side without weight (the
-        future of a causal matrix) or without such a pair. Not differentiable.
+        future of a causal matrix) or without such a pair. With positions that have no past, (..., 1). Not
+        differentiable.
 
     Raises:
         TypeError: As for `locality`.
@@ -118,7 +130,9 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None, without_firs
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights.detach())
+        weights = weights_by_position(matrices._replace(weights=matrices.weights.detach()))
+        if matrices.positions is not None:
+            return _monotonicity_by_ring(matrices, weights)
         n = weights.shape[-1]
         shares = []
         for side in (weights, weights.flip(-1, -2)):  # reversing both axes turns the future into the past
@@ -128,12 +142,37 @@ def monotonicity(attention: Attention, *, mask: Mask | None = None, without_firs
             shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
         return torch.stack(shares, -1)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first)
+    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+
+
+def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
+    """Return `monotonicity` from one ring of keys around a query to the next one, (batch, 2) or (batch, 1)."""
+    positions = matrices.positions
+    assert positions is not None
+    sides = [torch.ones_like(weights[0], dtype=torch.bool)]
+    if positions.has_directions:
+        past, future = past_and_future(matrices)
+        sides = [~future, ~past]
+    shares = []
+    for side in sides:
+        ring = positions.ring_of_each_query(side.cpu()).to(weights.device)
+        inside = (ring >= 0).double()
+        ring = ring.clamp(min=0)
+        numbers = torch.zeros_like(inside).scatter_add(-1, ring, inside)
+        mass = weights.new_zeros(weights.shape, dtype=torch.float64)
+        mass = mass.scatter_add(-1, ring.expand(weights.shape), weights * inside)
+        mean, follows = ratio(mass, numbers), numbers[:, 1:] > 0
+        rounding = 1 - 8 * torch.finfo(torch.float64).eps  # of the means of equal weights
+        monotone = ((mean[..., :-1] >= mean[..., 1:] * rounding) & follows).sum((-1, -2))
+        has_weight = (mass[..., 1:].sum((-1, -2)) > 0) & follows.any()
+        shares.append(torch.where(has_weight, monotone / follows.sum().clamp(min=1), torch.nan))
+    return torch.stack(shares, -1).to(weights.dtype)
 
 
 def entropy(
     attention: Attention,
     *,
+    positions: PositionsLike | None = None,
     causal: bool | None = None,
     visible: Visible | None = None,
     mask: Mask | None = None,
@@ -145,7 +184,9 @@ def entropy(
         mean_i [ -sum_j A_ij ln A_ij / ln s_i ],  s_i visible keys
 
     Args:
-        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`; queries need not be the keys.
+        positions: As for `locality`. Only which keys are visible depends on them: those of packed sequences, or of
+            other queries than keys.
         causal: Whether query i sees only its i + 1 first keys (s_i = i + 1) or all (s_i = n). None: each matrix
             without weight above its diagonal counts as causal.
         visible: As for `adjusted_locality`.
@@ -178,15 +219,21 @@ def entropy(
     inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = validated_weights(matrices.weights)
-        support = visible_counts(matrices.weights, causal, matrices.visible, inferred)
+        weights = weights_by_position(matrices)
+        support = visible_counts(matrices, causal, inferred)
         nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
-    resolved = resolve_visible(attention, visible, causal)
     values = map_matrices(
-        attention, kernel, mask=mask, without_first=without_first, visible=resolved, layout=layout_of(rows)
+        attention,
+        kernel,
+        positions=positions,
+        mask=mask,
+        without_first=without_first,
+        visible=resolve_visible(attention, visible, causal),
+        layout=layout_of(rows),
+        any_shape=True,
     )
     warn_of_mixed(inferred)
     return values
@@ -214,7 +261,8 @@ def sink_rate(
     its attention, renormalised. The rows of the sinks do not count: in a causal model the first one sees only itself.
 
     Args:
-        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`. Of queries that are not the
+            keys, (..., m, n), all rows count.
         sinks: How many first keys count as sinks, 1 to n.
         mask: As for `locality`; the first counting token is the first sink.
         without_first: As for `locality`.
@@ -236,12 +284,14 @@ def sink_rate(
 
     def kernel(matrices: Matrices) -> Tensor:
         mass = validated_weights(matrices.weights)[..., :sinks].sum(-1)
+        *_, m, n = matrices.weights.shape
+        own = sinks if m == n else 0  # rows of the sinks
         if not rows:
-            return mass[:, sinks:].mean(-1)
-        is_sink = torch.arange(mass.shape[-1], device=mass.device) < sinks
-        return torch.where(is_sink, torch.nan, mass)
+            return mass[:, own:].mean(-1)
+        return torch.where(torch.arange(m, device=mass.device) < own, torch.nan, mass)
 
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout_of(rows))
+    layout = layout_of(rows)
+    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout, any_shape=True)
 
 
 def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:

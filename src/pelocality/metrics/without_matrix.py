@@ -151,7 +151,7 @@ def _measure_biases(bias: Tensor, tolerance: Tolerance) -> tuple[Tensor, ...]:
     weight, visible = bias.exp(), (bias > -torch.inf).to(bias.dtype)
     normaliser, support = _row_sums(weight), _row_sums(visible)
     local = _row_sums(weight * decay) / normaliser
-    pooled = pool_sums(n, local.sum(-1), *_pair_sums(weight, normaliser, tolerance))
+    pooled = pool_sums(n, (local.sum(-1), *_pair_sums(weight, normaliser, tolerance)))
     past = torch.where(k < 0, weight, 0)
     mass = _row_sums(past)
     past_local = masked_mean(ratio(2 * _row_sums(past * decay), mass), mass > 0)
@@ -281,5 +281,5 @@ def measure_absolute(
                 block = softmax_weights(q[rows_needed(first, stop, n)], k)
                 statistics = block_statistics(block[None], first, stop, tolerance)
                 total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
-    values = pool_sums(n, *sums.unbind(-1))
+    values = pool_sums(n, sums.unbind(-1))
     return Measurement(*(value.to(projected[0]).reshape(queries.shape[:-2]) for value in values))

@@ -1,4 +1,4 @@
-"""An encoding as JSON values, its type and the arguments of its constructor, and the encoding built from them again."""
+"""An encoding, or positions, as JSON values: the type and the arguments of the constructor, and the way back."""
 
 import inspect
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 
 class Configurable:
-    """What `Encoding` inherits to be described by the arguments of its constructor, stored under their names."""
+    """What `Encoding` and `Positions` inherit to be described by the arguments of their constructor."""
 
-    _per_head: tuple[str, ...]  # arguments that are one number or one per head
+    _per_head: tuple[str, ...] = ()  # arguments that are one number or one per head
 
     def configuration(self) -> dict[str, Any]:
         """Return the type and arguments of the encoding as JSON values, from which `from_configuration` rebuilds it.

@@ -1,0 +1,162 @@
+"""Encodings of positions that are no line: patches of an image, time stamps, nodes of a graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pelocality._checks import flag
+from pelocality.encodings.base import Encoding
+from pelocality.encodings.base_relative import RelativeEncoding
+from pelocality.encodings.buckets import T5Buckets
+from pelocality.encodings.distance_table import DistanceTable
+from pelocality.positions import Positions
+
+
+class _PlacedEncoding(Encoding):
+    """Base class of encodings of a fixed set of positions, each a query and a key.
+
+    Args:
+        heads: As for `Encoding`.
+        positions: `Positions`, or coordinates (n,) or (n, d).
+        causal: As for `Encoding`.
+    """
+
+    def __init__(self, heads: int, positions: Any, causal: bool = False) -> None:
+        super().__init__(heads, causal)
+        self.positions = Positions.of(positions)
+        m, n = self.positions.shape
+        if m != n or self.positions.queries is not None:
+            raise ValueError(f"positions must be of tokens that are queries and keys, got {m} queries and {n} keys")
+
+    @property
+    def depends_on_mask(self) -> bool:
+        return False
+
+    def by_position(self) -> Tensor:
+        """Return the bias of all queries and keys that have a place, (heads or 1, n, n), in `working_dtype`."""
+        raise NotImplementedError
+
+    def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
+        before, n = self.positions.before, self.positions.shape[1]
+        if key_length != before + n:
+            advice = "first tokens without a place are counted by before="
+            raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; {advice}")
+        bias = self.by_position()
+        apart = self.positions.distance.isinf().to(bias.device)
+        bias = bias.masked_fill(apart, -torch.inf) if bool(apart.any()) else bias
+        bias = nn.functional.pad(bias, (before, 0, before, 0))
+        if self.causal:
+            later = torch.ones(key_length, key_length, dtype=torch.bool, device=bias.device).triu(1)
+            bias = bias.masked_fill(later, -torch.inf)
+        return bias[:, key_length - query_length :]
+
+
+class PositionedEncoding(_PlacedEncoding):
+    """Any encoding of distance, at positions that are no line, such as ALiBi over the patches of an image.
+
+        bias_ij = f(x_j - x_i)  with one coordinate,  f(|x_i - x_j|)  with several
+
+    where f is the bias of the encoding at a distance (`RelativeEncoding.at`). Tokens at an infinite distance, such as
+    those of another packed sequence, are hidden. First tokens without a place, such as [CLS], have a bias of 0, as
+    queries and as keys.
+
+    Args:
+        encoding: An encoding whose bias is a function of distance. With several coordinates it must be symmetric.
+        positions: `Positions`, or coordinates (n,) or (n, d), of all tokens: the input has one length.
+
+    Raises:
+        TypeError: The encoding is no `RelativeEncoding`, or depends on more than distance.
+        ValueError: Positions of queries that are not the keys; an encoding that is not symmetric, or a
+            `DistanceTable` or `T5Buckets` at distances that are no whole numbers (give ``Positions(..., ring=1)``).
+
+    Examples:
+        >>> from pelocality.encodings import ALiBi
+        >>> ALiBi(heads=1, slopes=0.5)(4)[0, 0]
+        tensor([-0.0000, -0.5000, -1.0000, -1.5000])
+        >>> PositionedEncoding(ALiBi(heads=1, slopes=0.5), Positions.grid(2, 2))(4)[0, 0]
+        tensor([-0.0000, -0.5000, -0.5000, -0.7071])
+    """
+
+    def __init__(self, encoding: RelativeEncoding, positions: Any) -> None:
+        if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
+            advice = "such as ALiBi, KERPLE, DistanceTable or an AttenuatedEncoding in the logits form"
+            raise TypeError(f"encoding must be a function of distance, {advice}, got {type(encoding).__name__}")
+        super().__init__(encoding.heads, positions, encoding.causal)
+        self.encoding = encoding
+        distance = self._distances()
+        whole = bool((distance == distance.round()).all())
+        if not whole and isinstance(encoding, DistanceTable | T5Buckets):
+            advice = "give Positions(..., ring=1), which rounds them, or a DisplacementTable"
+            raise ValueError(f"{type(encoding).__name__} has numbers at whole distances, and others occur; {advice}")
+        leans = getattr(encoding, "signed", False) or encoding.future_only is not None
+        if not self.positions.has_directions and (leans or not self._is_symmetric()):
+            raise ValueError(
+                f"{type(encoding).__name__} must be symmetric at positions without a past and a future; give a "
+                "symmetric encoding, or a DisplacementTable"
+            )
+
+    def by_position(self) -> Tensor:  # noqa: D102
+        return self.encoding.at(self._distances().to(self.working_dtype).to(self.device)).to(self.working_dtype)
+
+    def _distances(self) -> Tensor:
+        """Return the distances at which the encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
+        positions = self.positions
+        if positions.ring is not None:
+            return positions.profile_distances[positions.profile_index.clamp(min=0)]
+        exact = positions.offset if positions.has_directions else positions.distance
+        return exact.nan_to_num(posinf=0.0)
+
+    def _is_symmetric(self) -> bool:
+        distance = self.positions.rings[0].to(self.working_dtype).to(self.device)
+        return torch.equal(self.encoding.at(distance), self.encoding.at(-distance))
+
+
+class DisplacementTable(_PlacedEncoding):
+    """A bias with one free number per displacement: `DistanceTable` for positions that are no line.
+
+        bias_ij = t[x_j - x_i]
+
+    As the relative position bias of Swin (Liu et al. 2021), which has a number for every vector from patch to patch:
+    (2 height - 1)(2 width - 1) on a grid. Positions that are distances have a number per distance.
+
+    Args:
+        heads: H.
+        positions: `Positions`, or coordinates (n,) or (n, d), of all tokens: the input has one length.
+        shared: Whether all heads share one table.
+        learnable: Whether the numbers are a parameter; otherwise they are a buffer.
+        causal: Whether later tokens get -inf.
+
+    Attributes:
+        values: The numbers, (heads or 1, displacements), initially 0; their order is that of
+            ``Positions.displacements``.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: Heads below 1, or positions of queries that are not the keys.
+
+    Note:
+        First tokens without a place (``Positions(before=)``) have a bias of 0; BEiT's tables have three numbers more
+        for them.
+
+    Examples:
+        >>> table = DisplacementTable(heads=2, positions=Positions.grid(14, 14, before=1))
+        >>> table.values.shape, table(197).shape
+        (torch.Size([2, 729]), torch.Size([2, 197, 197]))
+    """
+
+    def __init__(
+        self, heads: int, positions: Any, shared: bool = False, learnable: bool = True, causal: bool = False
+    ) -> None:
+        super().__init__(heads, positions, causal)
+        self.shared, self.learnable = flag("shared", shared), flag("learnable", learnable)
+        self.values: Tensor
+        values = torch.zeros(1 if shared else heads, int(self.positions.displacements.max()) + 1)
+        if learnable:
+            self.values = nn.Parameter(values)
+        else:
+            self.register_buffer("values", values)
+
+    def by_position(self) -> Tensor:  # noqa: D102
+        index = self.positions.displacements.clamp(min=0).to(self.values.device)
+        return self.values.to(self.working_dtype)[:, index]

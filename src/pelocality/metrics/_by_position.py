@@ -1,0 +1,143 @@
+"""What the metrics sum over rows and distances: on a line of tokens, or by the `Positions` of queries and keys."""
+
+import torch
+from torch import Tensor
+
+from pelocality._toeplitz import diagonal_sums
+from pelocality.metrics._inputs import Matrices, validated_weights
+from pelocality.metrics._masks import check_hidden_keys, past_only
+from pelocality.metrics._ratio import ratio
+from pelocality.metrics._row_pass import RowStatistics, validated_statistics
+from pelocality.metrics._tolerance import Tolerance
+from pelocality.positions import Positions
+
+
+def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
+    """Return the sums over every row of validated weights; ``pairs`` compares opposite keys."""
+    positions = matrices.positions
+    if positions is None:
+        return validated_statistics(matrices.weights, tolerance, pairs=pairs)
+    weights = weights_by_position(matrices)
+    total = weights.sum(-1)
+    locality = (weights * torch.exp2(-distances(matrices))).sum(-1)
+    if not pairs:
+        return RowStatistics(total.detach(), 0.0, locality)
+    compared = _compare(weights, positions, tolerance or Tolerance.for_dtype(matrices.dtype))
+    return RowStatistics(total.detach(), 0.0, locality, *compared, positions.pairs.exists.sum(-1).to(weights.device))
+
+
+def _compare(weights: Tensor, positions: Positions, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:
+    """Return irregularity, difference and paired mass of every row, from the mean weight of each place."""
+    left, right, exists, places = (each.to(weights.device) for each in (*positions.pairs, positions.places))
+    here = torch.zeros_like(weights[..., : int(places.max()) + 1]).index_add(-1, places, weights)
+    here = here / places.bincount()
+    left, right = (torch.where(exists, here.gather(-1, side.expand(*here.shape[:-1], -1)), 0) for side in (left, right))
+    d = (left - right).abs()
+    low, high = torch.where(exists, d, torch.inf).amin(-1), d.amax(-1)
+    excess = torch.where(exists, d - low[..., None], 0).sum(-1)
+    smallest = torch.where(exists, torch.minimum(left, right), torch.inf).amin(-1)
+    irregularity = tolerance.irregularity(excess, high - low, torch.maximum(left, right).amax(-1), smallest)
+    return irregularity, d.sum(-1), (left + right).sum(-1)
+
+
+def weights_by_position(matrices: Matrices) -> Tensor:
+    """Return validated weights, after checking that packed sequences do not attend to each other."""
+    weights = validated_weights(matrices.weights)
+    if matrices.positions is not None and bool(matrices.positions.distance.isinf().any()):
+        reached = matrices.positions.distance.isfinite().to(weights.device)
+        check_hidden_keys(weights, reached, "positions", "keys at an infinite distance get no attention")
+    return weights
+
+
+def distances(matrices: Matrices) -> Tensor:
+    """Return the distance of every query and key, (m, n), in the precision of the sums."""
+    device, n = matrices.weights.device, matrices.weights.shape[-1]
+    dtype = torch.promote_types(matrices.weights.dtype, torch.float32)
+    if matrices.positions is not None:
+        return matrices.positions.distance.to(dtype).to(device)
+    i = torch.arange(n, device=device)
+    return (i - i[:, None]).abs().to(dtype)
+
+
+def profile(matrices: Matrices) -> Tensor:
+    """Return the mean attention at each distance, as `distance_profile` names it, in float64."""
+    weights = weights_by_position(matrices)
+    if matrices.positions is None:
+        n = weights.shape[-1]
+        return diagonal_sums(weights, torch.float64) / (n - torch.arange(1 - n, n, device=weights.device).abs())
+    return mean_by(matrices.positions.profile_index, len(matrices.positions.profile_distances), weights)
+
+
+def ring_means(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor]:
+    """Return the mean attention at each unsigned distance of one or both sides, (batch, r), and the distances (r,)."""
+    assert matrices.positions is not None
+    radius, ring = matrices.positions.rings
+    if side != "both":
+        offset = matrices.positions.offset
+        ring = torch.where(offset < 0 if side == "past" else (offset > 0) & offset.isfinite(), ring, -1)
+    return mean_by(ring, len(radius), weights_by_position(matrices)), radius.to(matrices.weights.device)
+
+
+def mass_by_ring(matrices: Matrices) -> tuple[Tensor, Tensor]:
+    """Return the attention of each query by unsigned distance, (batch, m, r), in float64, and the distances."""
+    weights = weights_by_position(matrices).double()
+    n = weights.shape[-1]
+    if matrices.positions is None:
+        radius = torch.arange(n, device=weights.device)
+        ring = (radius - radius[:, None]).abs()
+    else:
+        radius, ring = (each.to(weights.device) for each in matrices.positions.rings)
+    by_ring = weights.new_zeros(*weights.shape[:-1], len(radius))
+    return by_ring.scatter_add(-1, ring.clamp(min=0).expand(weights.shape), weights), radius.double()
+
+
+def mean_by(group: Tensor, groups: int, weights: Tensor) -> Tensor:
+    """Return the mean weight of each group of queries and keys, (batch, groups), float64, NaN for an empty one."""
+    group = group.to(weights.device).flatten()
+    inside = (group >= 0).double()
+    numbers = inside.new_zeros(groups).index_add(0, group.clamp(min=0), inside)
+    sums = weights.new_zeros(len(weights), groups, dtype=torch.float64)
+    return ratio(sums.index_add(1, group.clamp(min=0), weights.flatten(1).double()), numbers, torch.nan)
+
+
+def past_and_future(matrices: Matrices) -> tuple[Tensor, Tensor]:
+    """Return which keys lie before and behind each query, boolean (m, n) each."""
+    if matrices.positions is None:
+        n = matrices.weights.shape[-1]
+        i = torch.arange(n, device=matrices.weights.device)
+        return i < i[:, None], i > i[:, None]
+    offset = matrices.positions.offset.to(matrices.weights.device)
+    return offset < 0, offset > 0
+
+
+def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+    """Return which keys each query sees, boolean (batch, m, n): as given, or as `past_only` finds.
+
+    Keys at an infinite distance are never seen.
+    """
+    weights, positions = matrices.weights, matrices.positions
+    if matrices.visible is not None:
+        check_hidden_keys(weights, matrices.visible)
+        return matrices.visible
+    *_, m, n = weights.shape
+    later = positions.later if positions is not None else _above_diagonal(n) if m == n else None
+    later = None if later is None else later.to(weights.device)
+    causal_ones = past_only(weights, causal, inferred, None if positions is None else later)
+    seen = torch.ones_like(weights, dtype=torch.bool)
+    if later is not None:
+        seen &= ~(causal_ones[:, None, None] & later)
+    return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
+
+
+def visible_counts(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+    """Return the number of keys that each query sees, (batch, m), in float64; see `seen_keys`."""
+    flat = matrices.weights
+    *_, m, n = flat.shape
+    if matrices.visible is not None or matrices.positions is not None or m != n:
+        return seen_keys(matrices, causal, inferred).sum(-1, dtype=torch.float64)
+    position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
+    return torch.where(past_only(flat, causal, inferred)[:, None], position, float(n))
+
+
+def _above_diagonal(n: int) -> Tensor:
+    return torch.ones(n, n, dtype=torch.bool, device="cpu").triu(1)

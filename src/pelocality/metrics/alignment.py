@@ -1,0 +1,77 @@
+"""How monotone the alignment of queries and keys is: of cross-attention in speech and translation, or of decoding."""
+
+import torch
+from torch import Tensor
+
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, validated_weights
+from pelocality.metrics._masks import Mask
+from pelocality.metrics._ratio import ratio
+from pelocality.positions import Positions
+
+
+def diagonality(
+    attention: Attention,
+    *,
+    positions: PositionsLike | None = None,
+    mask: Mask | None = None,
+    without_first: int = 0,
+) -> Tensor:
+    """Return how often a later query attends to a later key.
+
+        (C - D) / (C + D),  C = sum over i < i', j < j' of A_ij A_i'j',  D = sum over i < i', j > j' of A_ij A_i'j'
+
+    Goodman and Kruskal's gamma of the attention of two queries: C is the chance that a later query attends to a later
+    key (concordant), D that it attends to an earlier one. Used here for the monotonic alignments that speech
+    recognition and translation expect. Only the order counts, so an alignment whose speed changes is still monotone.
+
+    Args:
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`; queries need not be the keys.
+        positions: Coordinates of queries and keys that do not come in order, with one axis. None: those of a result, or
+            else each comes in its order.
+        mask: As for `locality`, where queries are the keys.
+        without_first: As for `locality`, where queries are the keys.
+
+    Returns:
+        (...): 1 for a monotone alignment, -1 for a reversed one, 0 where order does not matter (uniform attention); NaN
+        where no two queries differ in the key that they attend to.
+
+    Raises:
+        TypeError: As for `locality`.
+        ValueError: As for `locality`, or positions without directions or of packed sequences.
+
+    Note:
+        Causal attention rises by its mask alone: causal uniform attention scores 0.52 at n = 64.
+
+    Examples:
+        >>> frames, tokens = torch.arange(6), torch.tensor([0, 0, 1, 3, 3, 3])
+        >>> steps = torch.zeros(6, 4)
+        >>> steps[frames, tokens] = 1.0
+        >>> diagonality(steps), diagonality(steps.flip(0))
+        (tensor(1.), tensor(-1.))
+    """
+
+    def kernel(matrices: Matrices) -> Tensor:
+        weights = validated_weights(matrices.weights)
+        exact = _in_order(weights.double(), matrices.positions)
+        before = exact.cumsum(-2) - exact  # of all earlier queries, by key
+        left, right = before.cumsum(-1) - before, before.flip(-1).cumsum(-1).flip(-1) - before
+        concordant, discordant = ((exact * side).sum((-1, -2)) for side in (left, right))
+        return ratio(concordant - discordant, concordant + discordant, torch.nan).to(weights.dtype)
+
+    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, any_shape=True)
+
+
+def _in_order(weights: Tensor, positions: Positions | None) -> Tensor:
+    """Return weights (batch, m, n) with queries and keys in their order, those at one place added."""
+    if positions is None:
+        return weights
+    if bool(positions.offset.isinf().any()):
+        raise ValueError("positions of packed sequences have no common order; measure one sequence at a time")
+    for axis, given in ((1, positions.queries), (2, positions.keys)):
+        coordinates = positions.keys if given is None else given
+        assert coordinates is not None
+        place, number = torch.unique(coordinates[:, 0].to(weights.device), return_inverse=True)
+        shape = list(weights.shape)
+        shape[axis] = len(place)
+        weights = weights.new_zeros(shape).index_add(axis, number, weights)
+    return weights

@@ -1,0 +1,408 @@
+"""Metrics by positions that are no line: against the line, closed forms, and loops written from the equations."""
+
+import inspect
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pelocality import Positions, measure, metrics
+from tests.names import METRICS
+from tests.test_metrics import causal_attention, random_attention
+
+BY_POSITION = [name for name in METRICS if "positions" in inspect.signature(getattr(metrics, name)).parameters]
+DIRECTED = {"direction_balance", "past_locality", "profile_asymmetry", "diagonality"}
+
+
+def values(name, attention, **options):
+    found = getattr(metrics, name)(attention, **options)
+    return torch.stack(list(vars(found).values())) if name == "measure" else found
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+@pytest.mark.parametrize("attention", [random_attention(3, 17, 17), causal_attention(17, 17)], ids=["both", "causal"])
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
+def test_tokens_in_a_line_have_the_same_numbers_to_the_bit_and_by_position_to_rounding(name, attention):
+    expected = values(name, attention)
+    for line in (range(17), np.arange(17), torch.arange(5, 22)[:, None], Positions(torch.arange(17.0))):
+        assert torch.equal(values(name, attention, positions=line).nan_to_num(7), expected.nan_to_num(7))
+    by_position = Positions(range(17), ring=1.0)  # measured by the code for any positions
+    assert not by_position.is_line
+    torch.testing.assert_close(values(name, attention, positions=by_position), expected, equal_nan=True)
+    halves = Positions(np.arange(17) / 2)
+    assert not halves.is_line
+    same = {"symmetry", "relative_asymmetry", "direction_balance", "entropy", "toeplitz_share", "monotonicity",
+            "diagonality", "profile_asymmetry", "distance_profile"}  # fmt: skip
+    if name in same:
+        torch.testing.assert_close(values(name, attention, positions=halves), expected, equal_nan=True)
+    if name in ("mean_distance", "window", "half_life"):  # in the unit of the positions
+        torch.testing.assert_close(values(name, attention, positions=halves), expected / 2)
+
+
+ISOTROPIC = {
+    "line": Positions(range(30)),
+    "times": Positions([0.0, 0.1, 0.2, 0.30000000000000004, 0.7, 1.1, 1.4000000000000001]),
+    "plane": Positions.grid(8, 8),
+    "oblong": Positions.grid(5, 9),
+    "shifted thirds": Positions(Positions.grid(6, 6).keys / 3 - 0.77),
+    "skewed": Positions(Positions.grid(6, 6).keys @ torch.tensor([[1.0, 0.3], [0.2, 1.7]], dtype=torch.float64)),
+    "space": Positions.grid(4, 3, 5),
+    "sentences": Positions([0, 0, 0, 1, 1, 2, 2, 2, 2, 3]),
+    "packed": Positions([0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize("positions", ISOTROPIC.values(), ids=ISOTROPIC)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_kernel_of_distance_is_symmetric(positions, dtype):
+    attention = (-(positions.distance**1.3) / 2).to(dtype).softmax(-1)
+    found = measure(attention, positions=positions)
+    assert found.symmetry == 1
+    assert found.relative_asymmetry < 4 * torch.finfo(dtype).eps
+    assert (metrics.monotonicity(attention, positions=positions) == 1).all()
+
+
+def test_a_kernel_of_distance_on_a_grid_read_as_a_line_is_not():
+    grid = Positions.grid(8, 8)
+    attention = (-grid.distance).softmax(-1)
+    found = measure(attention)
+    assert (round(float(found.symmetry), 3), round(float(found.relative_asymmetry), 3)) == (0.813, 0.188)
+    assert metrics.toeplitz_share(attention, positions=grid) > metrics.toeplitz_share(attention)
+
+
+def test_a_shift_by_a_vector_is_explained_by_displacements_alone():
+    side = 7
+    torus = (
+        torch.randn(side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64).flatten().softmax(0)
+    )
+    i = torch.arange(side**2)
+    step = lambda a, b: (b // side - a // side) % side * side + (b - a) % side  # noqa: E731
+    attention = torus[step(i[:, None], i)]
+    torch.testing.assert_close(
+        metrics.toeplitz_share(attention, positions=Positions.grid(side, side)), torch.ones((), dtype=torch.float64)
+    )
+    assert metrics.toeplitz_share(attention) < 0.99
+
+
+# ---- loops written from the equations
+
+
+def placed(given):
+    """Return coordinates of queries and keys as lists of tuples."""
+    keys = [tuple(row) for row in given.keys.tolist()]
+    return keys if given.queries is None else [tuple(row) for row in given.queries.tolist()], keys
+
+
+def loop(name, A, x, y):
+    """Compute the equation of the docstring for queries at x and keys at y, element by element."""
+    queries, keys = range(len(x)), range(len(y))
+    D = [[math.dist(x[i], y[j]) for j in keys] for i in queries]
+    mean = lambda given: sum(given) / len(given) if given else math.nan  # noqa: E731
+    if name == "locality":
+        return mean([sum(A[i][j] / 2 ** D[i][j] for j in keys) for i in queries])
+    if name == "mean_distance":
+        return mean([sum(A[i][j] * D[i][j] for j in keys) for i in queries])
+    if name == "window":
+        radii = sorted({round(d, 9) for row in D for d in row} | {0})
+        held = [sum(A[i][j] for i in queries for j in keys if D[i][j] <= r + 1e-9) for r in radii]
+        return next(r for r, mass in zip(radii, held, strict=True) if mass >= 0.9 * held[-1] - 1e-12)
+    if name == "distance_profile":
+        signed = len(x[0]) == 1
+        radii = sorted({round(d, 9) for row in D for d in row} | {0.0})
+        axis = sorted({s * r for r in radii for s in (1, -1)}) if signed else radii
+        at = lambda i, j: y[j][0] - x[i][0] if signed else D[i][j]  # noqa: E731
+        return [mean([A[i][j] for i in queries for j in keys if abs(at(i, j) - k) < 1e-8]) for k in axis]
+    # pairs of places, by the mean weight of the keys at each
+    pairs = []
+    for i in queries:
+        weight = {p: mean([A[i][j] for j in keys if y[j] == p]) for p in set(y)}
+        middle = lambda p, q, i=i: all(abs(a + b - 2 * c) < 1e-8 for a, b, c in zip(p, q, x[i], strict=True))  # noqa: E731
+        pairs.append([(weight[p], weight[q]) for p, q in itertools.combinations(weight, 2) if middle(p, q)])
+    if name == "relative_asymmetry":
+        every = [pair for row in pairs for pair in row]
+        return sum(abs(a - b) for a, b in every) / sum(a + b for a, b in every)
+    scaled = []
+    for row in pairs:
+        d = [abs(a - b) for a, b in row]
+        if d:
+            spread = max(d) - min(d)
+            scaled += [(each - min(d)) / spread if spread > 1e-12 else 0.0 for each in d]
+    return 1 - mean(scaled)
+
+
+SCATTERED = {
+    "grid": Positions.grid(4, 5),
+    "space": Positions.grid(2, 3, 3),
+    "times": Positions([0.0, 0.5, 0.75, 1.0, 1.5, 2.25, 2.5, 2.75, 4.0]),
+    "sentences": Positions([0, 0, 1, 1, 1, 2, 3, 3]),
+    "any order": Positions([[2.0, 1.0], [0, 0], [1, 1], [1, 0], [2, 2], [0, 2]]),
+    "patches of other frames": Positions(Positions.grid(3, 4).keys, queries=[[1.0, 1.0], [0.5, 1.5], [2.0, 3.0]]),
+    "last tokens": Positions(range(12), queries=range(9, 12)),
+    "frames of words": Positions(np.arange(10) / 10, queries=[0.2, 0.45, 0.7]),
+}
+
+
+@pytest.mark.parametrize("positions", SCATTERED.values(), ids=SCATTERED)
+@pytest.mark.parametrize(
+    "name", ["locality", "symmetry", "relative_asymmetry", "mean_distance", "window", "distance_profile"]
+)
+def test_metrics_by_position_are_those_of_the_equations(name, positions):
+    attention = random_attention(2, *positions.shape, seed=3)
+    found = getattr(metrics, name)(attention, positions=positions)
+    expected = [loop(name, each.tolist(), *placed(positions)) for each in attention]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), equal_nan=True)
+
+
+def test_packed_sequences_are_measured_each_by_itself():
+    lengths = (5, 9, 3, 1)
+    parts = [random_attention(n, n, seed=n) for n in lengths]
+    attention = torch.block_diag(*parts)
+    packed = Positions([i for n in lengths for i in range(n)])
+    total = sum(lengths)
+    for name in ("locality", "mean_distance"):
+        alone = sum(n * getattr(metrics, name)(each) for n, each in zip(lengths, parts, strict=True)) / total
+        torch.testing.assert_close(getattr(metrics, name)(attention, positions=packed), alone)
+    pairs = [(n - 1) ** 2 // 4 for n in lengths]
+    alone = sum(k * metrics.symmetry(each) for k, each in zip(pairs, parts, strict=True) if k) / sum(pairs)
+    torch.testing.assert_close(metrics.symmetry(attention, positions=packed), alone)
+    uniform = torch.block_diag(*(torch.full((n, n), 1 / n, dtype=torch.float64) for n in lengths))
+    for name, value in (("adjusted_locality", 0.0), ("entropy", 1.0), ("toeplitz_share", 1.0)):
+        measured = getattr(metrics, name)(uniform, positions=packed)
+        if name != "toeplitz_share":  # rows of short sequences hold larger weights
+            torch.testing.assert_close(measured, torch.tensor(value, dtype=torch.float64))
+    for metric in (metrics.locality, metrics.entropy, metrics.distance_profile, metrics.mean_distance):
+        with pytest.raises(ValueError, match=r"positions hides keys with attention: .* at an infinite distance"):
+            metric(random_attention(total, total), positions=packed)
+    with pytest.raises(ValueError, match="measure one sequence at a time"):
+        metrics.diagonality(attention, positions=packed)
+
+
+def test_packed_causal_sequences_are_adjusted_for_their_own_past():
+    lengths = (6, 10)
+    parts = [torch.ones(n, n, dtype=torch.float64).tril() for n in lengths]
+    uniform = torch.block_diag(*(each / each.sum(-1, keepdim=True) for each in parts))
+    packed = [0, 1, 2, 3, 4, 5, *range(10)]
+    assert abs(metrics.adjusted_locality(uniform, positions=packed)) < 1e-12
+    torch.testing.assert_close(metrics.entropy(uniform, positions=packed), torch.tensor(1.0, dtype=torch.float64))
+    assert metrics.direction_balance(uniform, positions=packed) == -1
+
+
+def test_the_last_queries_of_a_causal_model_have_the_rows_of_the_whole():
+    whole = causal_attention(3, 20, 20)
+    last, positions = whole[:, 15:], Positions(range(20), queries=range(15, 20))
+    for name in ("locality", "past_locality", "mean_distance", "window", "entropy"):
+        rows = getattr(metrics, name)(whole, rows=True)[:, 15:]
+        torch.testing.assert_close(getattr(metrics, name)(last, positions=positions, rows=True), rows)
+    with pytest.warns(UserWarning, match="one-sided"):
+        rows = metrics.symmetry(whole, rows=True)[:, 15:-1]
+    torch.testing.assert_close(metrics.symmetry(last, positions=positions, rows=True)[:, :-1], rows)
+    assert (metrics.direction_balance(last, positions=positions) == -1).all()
+    lonely = metrics.adjusted_locality(whole[:, 19:], positions=Positions(range(20), queries=[19]))
+    assert lonely.isfinite().all()
+
+
+def test_half_life_of_an_exponential_kernel_is_exact_in_the_unit_of_the_positions():
+    seconds = torch.arange(300, dtype=torch.float64) / 50
+    attention = (-3.0 * (seconds - seconds[:, None]).abs()).softmax(-1)
+    for side in ("both", "past", "future"):
+        assert metrics.half_life(attention, side=side, positions=seconds) == pytest.approx(math.log(2) / 3, rel=0.01)
+    grid = Positions.grid(24, 24)
+    attention = (-grid.distance).softmax(-1)
+    assert metrics.half_life(attention, positions=grid) == pytest.approx(math.log(2), rel=0.05)
+
+
+def test_rings_of_a_width_hold_what_lies_between():
+    seconds = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sort().values * 10
+    attention = random_attention(40, 40)
+    rings = Positions(seconds, ring=0.5)
+    profile = metrics.distance_profile(attention, positions=rings)
+    axis = rings.profile_distances
+    assert axis.diff().allclose(torch.tensor(0.5, dtype=torch.float64))
+    assert len(profile) == len(axis)
+    offset = seconds - seconds[:, None]
+    for k in (-3.0, 0.0, 2.5):
+        expected = attention[(offset / 0.5).round() * 0.5 == k].mean()
+        torch.testing.assert_close(profile[axis == k][0], expected)
+    assert len(metrics.distance_profile(attention, positions=seconds)) == len(Positions(seconds).profile_distances)
+
+
+def test_graph_distances_measure_what_needs_no_direction():
+    steps = torch.tensor([[0, 1, 2, math.inf], [1, 0, 1, math.inf], [2, 1, 0, math.inf], [math.inf] * 3 + [0]])
+    graph = Positions(distances=steps)
+    attention = (-steps.double()).softmax(-1)
+    expected = (attention * 2.0**-steps).sum(-1).mean()
+    torch.testing.assert_close(metrics.locality(attention, positions=graph), expected)
+    assert metrics.monotonicity(attention, positions=graph).tolist() == [1.0]
+    assert graph.profile_distances.tolist() == [0, 1, 2]
+    for name in DIRECTED | {"symmetry", "relative_asymmetry", "measure"}:
+        with pytest.raises(ValueError, match="positions of distances have no"):
+            getattr(metrics, name)(attention, positions=graph)
+
+
+def test_tokens_without_a_place_are_left_out():
+    attention = random_attention(2, 17, 17)
+    grid = Positions.grid(4, 4, before=1)
+    for name in BY_POSITION:
+        if name in DIRECTED:
+            continue
+        found = values(name, attention, positions=grid)
+        rest = values(name, metrics.crop(attention, 1), positions=Positions.grid(4, 4))
+        torch.testing.assert_close(found, rest, equal_nan=True)
+    rows = metrics.locality(attention, positions=grid, rows=True)
+    assert rows.shape == (2, 17)
+    assert rows[:, 0].isnan().all()
+    assert rows[:, 1:].isfinite().all()
+
+
+def test_padding_is_left_out_of_positions_as_well():
+    times = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 9.0, 9.0])
+    attention, mask = random_attention(2, 8, 8), torch.tensor([[1] * 6 + [0] * 2, [1] * 8])
+    found = metrics.symmetry(attention, positions=times, mask=mask)
+    alone = metrics.symmetry(metrics.crop(attention[0], 0, 6), positions=times[:6])
+    torch.testing.assert_close(found, torch.stack([alone, metrics.symmetry(attention[1], positions=times)]))
+    profile = metrics.distance_profile(attention, positions=times, mask=mask)
+    axis = Positions(times).profile_distances
+    expected = metrics.distance_profile(metrics.crop(attention[0], 0, 6), positions=times[:6])
+    shorter = [axis.tolist().index(each) for each in Positions(times[:6]).profile_distances.tolist()]
+    torch.testing.assert_close(profile[0, shorter], expected)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_POSITION if name not in ("window", "monotonicity", "measure")])
+def test_gradients_by_position_are_finite_and_those_of_finite_differences(name):
+    positions = Positions(range(9), ring=1.0) if name in DIRECTED else Positions.grid(3, 3)
+    logits = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    function = lambda x: getattr(metrics, name)(x.softmax(-1), positions=positions).nan_to_num().sum()  # noqa: E731
+    assert torch.autograd.gradcheck(function, (logits,), atol=1e-5)
+
+
+def test_half_precision_is_measured_in_float32():
+    grid = Positions.grid(6, 6)
+    attention = (-grid.distance).softmax(-1)
+    for dtype in (torch.float16, torch.bfloat16):
+        found = measure(attention.to(dtype), positions=grid)
+        assert found.symmetry.dtype == torch.float32
+        assert found.symmetry == 1
+        torch.testing.assert_close(
+            found.locality.double(), metrics.locality(attention, positions=grid), atol=5e-3, rtol=0
+        )
+
+
+def test_layers_in_a_tuple_share_their_positions():
+    layers, grid = tuple(random_attention(2, 12, 12, seed=s) for s in range(3)), Positions.grid(3, 4)
+    torch.testing.assert_close(
+        metrics.symmetry(layers, positions=grid), metrics.symmetry(torch.stack(layers), positions=grid)
+    )
+
+
+# ---- alignment
+
+
+def gamma(A):
+    rows, columns = range(len(A)), range(len(A[0]))
+    pairs = [(i, j, k, m) for i in rows for k in rows if i < k for j in columns for m in columns]
+    with_order = lambda sign: sum(A[i][j] * A[k][m] for i, j, k, m in pairs if sign * (m - j) > 0)  # noqa: E731
+    rising, falling = with_order(1), with_order(-1)
+    return (rising - falling) / (rising + falling)
+
+
+def test_diagonality_counts_pairs_of_queries():
+    for shape in ((5, 5), (3, 8), (8, 3)):
+        attention = random_attention(2, *shape)
+        expected = torch.tensor([gamma(each.tolist()) for each in attention], dtype=torch.float64)
+        torch.testing.assert_close(metrics.diagonality(attention), expected)
+        torch.testing.assert_close(metrics.diagonality(attention.flip(-1)), -expected)
+        torch.testing.assert_close(metrics.diagonality(attention.flip(-1, -2)), expected)
+
+
+def test_diagonality_of_alignments():
+    for speeds in ([1, 1, 1, 1], [1, 4, 2, 1], [7, 1, 1, 3]):
+        frames = torch.repeat_interleave(torch.eye(4), torch.tensor(speeds), dim=0)
+        assert metrics.diagonality(frames) == 1
+        assert metrics.diagonality(frames.T / frames.T.sum(-1, keepdim=True)) == 1
+        assert metrics.diagonality(frames.flip(0)) == -1
+    assert abs(metrics.diagonality(torch.full((6, 9), 1 / 9))) < 1e-6
+    assert metrics.diagonality(torch.eye(4)[[2] * 5]).isnan()
+    assert metrics.diagonality(torch.ones(1, 1)).isnan()
+
+
+def test_diagonality_reads_the_order_of_queries_and_keys_from_positions():
+    attention, order, keys = random_attention(6, 6), torch.tensor([3, 1, 5, 0, 2, 4]), torch.tensor([5, 0, 1, 4, 2, 3])
+    shuffled = attention[order][:, keys]
+    positions = Positions(keys, queries=order)
+    torch.testing.assert_close(metrics.diagonality(shuffled, positions=positions), metrics.diagonality(attention))
+    together = metrics.diagonality(attention, positions=[0, 0, 1, 1, 2, 2])
+    joined = attention.reshape(3, 2, 3, 2).sum((1, 3))
+    torch.testing.assert_close(together, metrics.diagonality(joined / 2))
+
+
+# ---- bad input
+
+
+WRONG = {
+    "other number": (
+        Positions.grid(3, 3),
+        r"positions are of 9 queries and 9 keys, got shape \(16, 16\); first tokens",
+    ),
+    "a patch more": (Positions.grid(4, 4, before=1), r"positions are of 17 queries and 17 keys"),
+    "a distance matrix as coordinates": (
+        Positions.grid(4, 4).distance,
+        r"keys looks like a matrix of distances; give Positions\(distances=",
+    ),
+    "batched": (torch.zeros(2, 4, 2), r"keys must be coordinates \(n,\) or \(n, d\), got shape \(2, 4, 2\)"),
+    "NaN": ([math.nan] * 16, "keys must be finite; first tokens without a place are counted by before="),
+}
+
+
+@pytest.mark.parametrize("name", BY_POSITION)
+@pytest.mark.parametrize(("positions", "words"), WRONG.values(), ids=WRONG)
+def test_positions_that_do_not_fit_are_refused(name, positions, words):
+    with pytest.raises(ValueError, match=words):
+        getattr(metrics, name)(random_attention(16, 16), positions=positions)
+
+
+@pytest.mark.parametrize("name", sorted(DIRECTED))
+def test_a_plane_has_no_past(name):
+    with pytest.raises(ValueError, match="positions of 2 coordinates have no past and no future, which this measures"):
+        getattr(metrics, name)(random_attention(16, 16), positions=Positions.grid(4, 4))
+    rows = Positions.grid(4, 4).keys[:, 0]
+    assert getattr(metrics, name)(random_attention(16, 16), positions=rows).isfinite().any()
+
+
+def test_rectangles_need_positions_where_distance_counts_and_say_so():
+    attention = random_attention(3, 8)
+    for name in set(BY_POSITION) - {"entropy", "diagonality"}:
+        with pytest.raises(ValueError, match=r"square .* positions=Positions\(keys, queries\)"):
+            getattr(metrics, name)(attention)
+    assert metrics.entropy(attention).isfinite()
+    assert metrics.sink_rate(attention).isfinite()
+    with pytest.raises(ValueError, match="causal=True needs to know which keys come later"):
+        metrics.entropy(attention, causal=True)
+    with pytest.raises(ValueError, match="mask and without_first are for tokens that are queries and keys"):
+        metrics.entropy(attention, without_first=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "positions are either coordinates"),
+        ({"keys": [1, 2], "distances": [[0, 1], [1, 0]]}, "positions are either coordinates"),
+        ({"distances": [[0, 1], [1, 0]], "queries": [1, 2]}, "positions are either coordinates"),
+        ({"keys": [[1, 2]], "queries": [1]}, "queries and keys must have as many coordinates, got 1 and 2"),
+        ({"keys": [1, 2], "queries": [1], "before": 1}, "before= is for tokens that are queries and keys"),
+        ({"keys": [1, 2], "ring": 0}, "ring must be above 0"),
+        ({"distances": [[0, -1]]}, "distances must be at least 0"),
+        ({"distances": [0, 1]}, "distances must be a matrix"),
+    ],
+)
+def test_bad_positions_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Positions(**arguments)
+
+
+def test_positions_are_described_by_their_arguments():
+    for given in (Positions.grid(2, 3, before=1), Positions([0.1, 0.5], [3.0], ring=0.25), *SCATTERED.values()):
+        again = Positions.from_configuration(given.configuration())
+        assert torch.equal(again.distance, given.distance)
+        assert (again.before, again.ring) == (given.before, given.ring)
