@@ -89,6 +89,7 @@ def known(tmp_path, monkeypatch):
         "mamba": hf.MambaModel(hf.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)).eval(),
         "vit_model": hf.ViTModel(hf.ViTConfig(**SIZES)).eval(),
         "whisper_decoder": whisper_decoder(),
+        "images": {"pixel_values": torch.randn(2, 3, 224, 224)},
         "image_batches": [{"pixel_values": torch.randn(2, 3, 224, 224)}],
         "layers": SIZES["num_hidden_layers"],
         "heads": SIZES["num_attention_heads"],

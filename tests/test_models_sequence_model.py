@@ -1,5 +1,6 @@
 """Any torch module as a model: measured in the attention that torch computes, each against a witness of its own."""
 
+import contextlib
 import math
 
 import pytest
@@ -7,8 +8,18 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality import LocalityCallback, dependency_accuracy, positional_attention, text_average
+from pelocality import (
+    LocalityCallback,
+    Positions,
+    dependency_accuracy,
+    influence,
+    metrics,
+    positional_attention,
+    rollout,
+    text_average,
+)
 from pelocality.corpora import Dependencies, Sentence
+from pelocality.encodings import DistanceTable
 from pelocality.models import (
     SequenceModel,
     identical_patches,
@@ -583,3 +594,76 @@ def test_a_sequence_model_of_a_transformers_model_measures_what_the_model_does()
     assert torch.equal(positional_attention(known, length=N, words=WORDS).attention, expected.attention)
     assert SequenceModel.of(known) is known
     assert (known.longest, known.vocabulary, str(known)) == (40, 97, "BertModel (model type 'bert')")
+
+
+# ---- positions that are no line
+
+
+def vit():
+    return seeded(WITHOUT_TOKENS["vit"][0]).eval()
+
+
+def test_the_patches_of_images_are_measured_on_their_grid(tmp_path):
+    known, grid = SequenceModel(vit(), inputs=identical_patches(4)), Positions.grid(4, 4)
+    result = positional_attention(known, length=16, words=3)
+    assert torch.equal(result.positions.keys, grid.keys)
+    expected = metrics.measure(result.attention, positions=grid)
+    for one, other in zip(vars(metrics.measure(result)).values(), vars(expected).values(), strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(result.mean_of_metric.locality, result.metric_of_mean.locality)
+    line = metrics.measure(result.attention)
+    assert not torch.allclose(line.symmetry, expected.symmetry)
+    assert "distance is by positions of 2 coordinates, not by the order of the tokens" in result.notes
+    result.save(tmp_path / "grid.safetensors")
+    loaded = type(result).load(tmp_path / "grid.safetensors")
+    assert torch.equal(loaded.positions.keys, grid.keys)
+    assert torch.equal(metrics.symmetry(loaded), metrics.symmetry(result))
+
+
+def test_images_are_averaged_on_their_grid():
+    known, grid = SequenceModel(vit(), inputs=identical_patches(4)), Positions.grid(4, 4)
+    batches = [{"pixel_values": torch.randn(2, 3, 16, 16)} for _ in range(2)]
+    result = text_average(known, batches, without_first=1)
+    assert result.positions.dimensions == 2
+    torch.testing.assert_close(metrics.symmetry(result), metrics.symmetry(result.attention, positions=grid))
+    with attention_of(known.module, batches[0]) as maps:
+        alone = metrics.symmetry(maps[0], positions=Positions.grid(4, 4, before=1))
+    torch.testing.assert_close(result.per_sample["symmetry"][0].float(), alone, rtol=0, atol=1e-4)
+    depth = rollout(result)
+    assert depth.positions.dimensions == 2
+    seen = influence(known, batches, without_first=1)
+    torch.testing.assert_close(seen.metric_of_mean.locality, metrics.locality(seen.attention, positions=grid))
+    with pytest.raises(ValueError, match=r"the 17 tokens .* have no positions \(length must be a square"):
+        text_average(known, batches)
+
+
+@contextlib.contextmanager
+def attention_of(model, batch):
+    """Yield the attention of each text, (text, layer, head, n, n), as the model returns it."""
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        yield torch.stack(model(**batch, output_attentions=True).attentions, 1)
+    model.set_attn_implementation(implementation)
+
+
+def test_positions_are_given_with_the_model():
+    sentences = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2])
+    own = SequenceModel(Own(), vocabulary_size=VOCABULARY, positions=sentences)
+    result = positional_attention(own, length=10, words=2)
+    torch.testing.assert_close(
+        result.per_sample["mean_distance" if result.source.causal else "locality"].mean(0),
+        (metrics.mean_distance if result.source.causal else metrics.locality)(result.attention, positions=sentences),
+    )
+    with pytest.raises(ValueError, match="positions are of 10 tokens, and 9 are measured"):
+        positional_attention(own, length=9, words=2)
+    line = SequenceModel(Own(), vocabulary_size=VOCABULARY, positions=torch.arange)
+    assert positional_attention(line, length=9, words=2).positions is None
+    with pytest.raises(ValueError, match="positions of distances have no opposite keys"):
+        SequenceModel(Own(), vocabulary_size=VOCABULARY, positions=Positions(distances=torch.zeros(3, 3)))
+
+
+def test_a_table_by_distance_along_a_line_is_not_made_from_a_grid():
+    result = positional_attention(SequenceModel(vit(), inputs=identical_patches(4)), length=16, words=1)
+    with pytest.raises(ValueError, match="attention is of positions that are no line"):
+        DistanceTable.from_attention(result)

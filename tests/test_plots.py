@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from transformers.modeling_outputs import BaseModelOutput
 
-from pelocality import plots
+from pelocality import Positions, plots
 from pelocality.metrics import distance_profile
 from pelocality.models import HeadClasses, RotaryBands, positional_attention, text_average
 from tests.families import tiny
@@ -161,6 +161,44 @@ def test_numbers_of_layers_may_be_tensors(draw, layers):
     fig.canvas.draw()
     axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
     assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
+
+
+def test_profiles_on_a_grid_are_by_ring():
+    grid = Positions.grid(4, 5)
+    attention = random_attention(2, 20, 20)
+    _, ax = plots.profiles(attention, positions=grid, reach=3)
+    (line,) = ax.lines
+    near = grid.profile_distances <= 3
+    np.testing.assert_allclose(line.get_xdata(), grid.profile_distances[near])
+    np.testing.assert_allclose(line.get_ydata(), distance_profile(attention, positions=grid).mean(0)[near])
+    assert ax.get_xlabel() == "distance"
+    seconds = Positions(np.arange(20) / 2)
+    _, ax = plots.profiles(attention, positions=seconds, reach=3)
+    assert ax.lines[0].get_xdata().tolist() == [k / 2 for k in range(-6, 7)]
+    placed = SimpleNamespace(attention=attention, positions=grid)
+    with pytest.raises(ValueError, match="distance has no sign among the positions of grid"):
+        plots.profiles({"grid": placed, "line": attention})
+
+
+def test_attention_to_a_plane_is_drawn_by_place_and_by_displacement():
+    grid = Positions.grid(3, 4, before=1)
+    attention = random_attention(2, 13, 13)
+    mean = attention.mean(0)[1:, 1:]
+    _, ax = plots.on_grid(attention, positions=grid, query=5)
+    np.testing.assert_allclose(ax.images[0].get_array(), mean[5].reshape(3, 4))
+    assert ax.images[0].get_extent() == [-0.5, 3.5, 2.5, -0.5]
+    assert (ax.lines[0].get_xdata(), ax.lines[0].get_ydata()) == ([1.0], [1.0])
+    _, ax = plots.on_grid(attention, positions=grid)
+    image = ax.images[0].get_array()
+    assert image.shape == (5, 7)
+    pairs = [mean[i, j] for i in range(12) for j in range(12) if (j // 4 - i // 4, j % 4 - i % 4) == (1, -2)]
+    np.testing.assert_allclose(image[3, 1], np.mean(pairs))
+    with pytest.raises(ValueError, match=r"positions must have two coordinates, .* got none"):
+        plots.on_grid(attention)
+    with pytest.raises(ValueError, match="got 3 coordinates"):
+        plots.on_grid(attention, positions=Positions.grid(2, 2, 3))
+    with pytest.raises(ValueError, match=r"query must be in -12\.\.11, got 12"):
+        plots.on_grid(attention, positions=grid, query=12)
 
 
 def test_profiles_average_heads_and_are_centred():
@@ -370,8 +408,8 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.head_types(np.ones(4)), "result must come from compare_head_types, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),
         (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
-        (lambda: plots.key_profiles(torch.eye(4), query=4), r"query must be in -4\.\.3 for 4 positions, got 4"),
-        (lambda: plots.key_profiles(torch.rand(3, 4)), r"attention must be square, \(\.\.\., n, n\), got shape"),
+        (lambda: plots.key_profiles(torch.eye(4), query=4), r"query must be in -4\.\.3 for 4 queries, got 4"),
+        (lambda: plots.key_profiles(torch.rand(3)), r"attention must be matrices, \(\.\.\., n, n\), got shape"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
         (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; of a result give one"),
         (lambda: plots.comparison({"a": [[None, {}]]}), r"^values\['a'\] must be a tensor.*, got dict"),

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
+from pelocality.metrics._inputs import PositionsLike
 from pelocality.models._calls import argument_names
 from pelocality.models._restore import inference, restoring
 from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
 from pelocality.models.observer import Attention, Observer
+from pelocality.positions import Positions
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ class SequenceModel:
         vocabulary_size: For a module that is no transformers model: it reads token ids, from 0 to this number - 1, as
             its first argument.
         name: What results call the model; by default its hub name, or its class.
+        positions: Where the tokens that are measured lie, if not one after the other on a line: `Positions` of as many
+            tokens, coordinates, or a function from their number to positions. None: those that ``inputs`` comes with
+            (``identical_patches`` has a grid), or else a line. Results carry them, so that metrics and plots measure
+            distance by them.
 
     Attributes:
         given: The model that was given.
@@ -72,13 +78,24 @@ class SequenceModel:
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Content | None = None, *, vocabulary_size: int | None = None, name: str = ""
+        self,
+        model: nn.Module,
+        inputs: Content | None = None,
+        *,
+        vocabulary_size: int | None = None,
+        name: str = "",
+        positions: Callable[[int], PositionsLike] | PositionsLike | None = None,
     ) -> None:
         if inputs is not None and not callable(inputs):
             raise TypeError(f"inputs must be a function (sample, length) -> inputs, got {type(inputs).__name__}")
         if inputs is not None and vocabulary_size is not None:
             raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
         self.given, self.content, self._name = model, inputs, name
+        given = getattr(inputs, "positions", None) if positions is None else positions
+        self._positions = given if given is None or callable(given) else Positions.of(given)
+        if isinstance(self._positions, Positions) and self._positions.keys is None:
+            advice = "give coordinates, or leave positions out and measure result.attention with them"
+            raise ValueError(f"positions of distances have no opposite keys, which results compare; {advice}")
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
         own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
         self.module: Any = _bare(model) if own else _transformer(model)
@@ -193,6 +210,26 @@ class SequenceModel:
     def longest(self) -> int | None:
         """The largest number of positions, special tokens included; None without a limit."""
         return longest_input(self.family, self.module) if self.config is not None else None
+
+    def positions_of(self, length: int) -> Positions | None:
+        """Return where the tokens that are measured lie, by their number; None for a line.
+
+        Raises:
+            ValueError: Positions of another number of tokens.
+        """
+        if self._positions is None:
+            return None
+        advice = (
+            "of text, measure all tokens with length=, and leave first ones without a place out with without_first="
+        )
+        try:
+            given = self._positions if isinstance(self._positions, Positions) else self._positions(length)
+        except ValueError as error:
+            raise ValueError(f"the {length} tokens that are measured have no positions ({error}); {advice}") from error
+        found = Positions.of(given)
+        if found.shape != (length, length):
+            raise ValueError(f"positions are of {found.shape[1]} tokens, and {length} are measured; {advice}")
+        return None if found.is_line else found.after(0)
 
     def reads(self, argument: str, *, with_head: bool = False) -> bool:
         """Return whether the module that runs, or the model with its head, takes an argument of this name."""

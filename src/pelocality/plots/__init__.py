@@ -13,4 +13,9 @@ from pelocality.plots.layers import (
     head_grid as head_grid,
     trajectory as trajectory,
 )
-from pelocality.plots.matrices import heatmap as heatmap, key_profiles as key_profiles, profiles as profiles
+from pelocality.plots.matrices import (
+    heatmap as heatmap,
+    key_profiles as key_profiles,
+    on_grid as on_grid,
+    profiles as profiles,
+)

@@ -11,12 +11,13 @@ from pelocality._checks import check_choice, count
 from pelocality.metrics import distance_profile
 from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import as_array, draw_by_distance, draw_image, figure_and_axes
+from pelocality.positions import Positions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pelocality.metrics._inputs import Attention
+    from pelocality.metrics._inputs import Attention, PositionsLike
 
 
 def heatmap(
@@ -25,7 +26,8 @@ def heatmap(
     """Draw one attention matrix: queries as rows, keys as columns, larger weights darker.
 
     Args:
-        attention: One matrix (n, n), or a result or a model's output with one; rows sum to 1.
+        attention: One matrix (n, n), or a result or a model's output with one; rows sum to 1. Queries need not be the
+            keys, (m, n).
         ax: Where to draw; a new figure if None.
         scale: ``"log"`` shows small weights, over at most six decades below the largest weight; zero is white.
         title: Title of the axes.
@@ -45,7 +47,7 @@ def heatmap(
         'key position (tokens)'
     """
     matrix = as_array("attention", unwrap(attention))
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+    if matrix.ndim != 2 or not matrix.size:
         advice = "choose one, A[0, 0], or average"
         raise ValueError(f"attention must be one matrix (n, n), got shape {matrix.shape}; {advice}")
     wrong = matrix[(matrix < 0) | np.isinf(matrix)]
@@ -71,6 +73,7 @@ def heatmap(
 def profiles(
     attention: Attention | Mapping[str, Attention],
     *,
+    positions: PositionsLike | None = None,
     ax: Axes | None = None,
     reach: int = 16,
     title: str = "",
@@ -79,8 +82,9 @@ def profiles(
 
     Args:
         attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name.
+        positions: As for `distance_profile`, for all of them. On a grid, distance has no sign.
         ax: Where to draw; a new figure if None.
-        reach: Largest distance drawn, in tokens.
+        reach: Largest distance drawn, in tokens or in the unit of the positions.
         title: Title of the axes.
 
     Returns:
@@ -99,14 +103,23 @@ def profiles(
     """
     count("reach", reach)
     lines = {}
+    signed = {}
     for name, matrices in _by_name(attention).items():
-        profile = as_array("attention", distance_profile(matrices))
+        profile = as_array("attention", distance_profile(matrices, positions=positions))
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
+        places = getattr(matrices, "positions", None) if positions is None else Positions.of(positions)
         n = (len(profile) + 1) // 2
-        near = min(reach, n - 1)
-        lines[name] = np.arange(-near, near + 1), profile[n - 1 - near : n + near]
-    fig, ax = draw_by_distance(ax, title, lines, "distance, key - query (tokens)", "mean attention")
-    ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+        distance = np.arange(1 - n, n) if places is None else places.profile_distances.numpy()
+        signed[name] = bool((distance < 0).any()) or places is None
+        near = np.abs(distance) <= reach
+        lines[name] = distance[near], profile[near]
+    if len(set(signed.values())) > 1:
+        plain = ", ".join(name for name, has_sign in signed.items() if not has_sign)
+        raise ValueError(f"distance has no sign among the positions of {plain}, and one among the others'")
+    label = "distance, key - query (tokens)" if positions is None else "distance, key - query"
+    fig, ax = draw_by_distance(ax, title, lines, label if all(signed.values()) else "distance", "mean attention")
+    if all(signed.values()):
+        ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     return fig, ax
 
 
@@ -123,7 +136,7 @@ def key_profiles(
 
     Args:
         attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name, such as the
-            layers of a rollout. Their lengths may differ.
+            layers of a rollout. Their lengths may differ, and queries need not be the keys, (..., m, n).
         query: The position of the query; negative ones count from the end.
         ax: Where to draw; a new figure if None.
         title: Title of the axes.
@@ -134,7 +147,7 @@ def key_profiles(
     Raises:
         ImportError: Matplotlib is missing.
         TypeError: Not attention, or a query that is not an integer.
-        ValueError: Not square, nothing to draw, or a query outside of the positions.
+        ValueError: No matrices, nothing to draw, or a query outside of the positions.
 
     Examples:
         >>> import torch
@@ -147,14 +160,82 @@ def key_profiles(
     lines = {}
     for name, given in _by_name(attention).items():
         matrices = as_array("attention", unwrap(given))
-        if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2] or not matrices.size:
-            raise ValueError(f"attention must be square, (..., n, n), got shape {matrices.shape}")
-        n = matrices.shape[-1]
-        if not -n <= query < n:
-            raise ValueError(f"query must be in {-n}..{n - 1} for {n} positions, got {query}")
+        if matrices.ndim < 2 or not matrices.size:
+            raise ValueError(f"attention must be matrices, (..., n, n), got shape {matrices.shape}")
+        m, n = matrices.shape[-2:]
+        if not -m <= query < m:
+            raise ValueError(f"query must be in {-m}..{m - 1} for {m} queries, got {query}")
         lines[name] = np.arange(n), matrices[..., query, :].reshape(-1, n).mean(0)
     of = "the last query" if query == -1 else f"query {query}"
     return draw_by_distance(ax, title, lines, "key position (tokens)", f"mean attention of {of}")
+
+
+def on_grid(
+    attention: Attention,
+    *,
+    query: int | None = None,
+    positions: PositionsLike | None = None,
+    ax: Axes | None = None,
+    title: str = "",
+) -> tuple[Figure, Axes]:
+    """Draw the attention to the places of a plane: of one query, or around all queries.
+
+    Around all queries, the image is by displacement from query to key, with the query in the middle: the mean attention
+    over all pairs of places that a vector leads from one to the other.
+
+    Args:
+        attention: Matrices (..., n, n), averaged over the leading axes, or a result.
+        query: The number of the query; None for all queries.
+        positions: `Positions` on a plane at whole coordinates, or at equal steps along each axis. None: those of a
+            result.
+        ax: Where to draw; a new figure if None.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes. Rows are the first coordinate, columns the second; places without a key are hatched.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        TypeError: Not attention, or a query that is not an integer.
+        ValueError: No positions, or of another number of coordinates than two; a query outside of the positions.
+
+    Examples:
+        >>> from pelocality import Positions
+        >>> grid = Positions.grid(6, 6)
+        >>> fig, ax = on_grid((-grid.distance).softmax(-1), positions=grid)
+        >>> ax.get_xlabel()
+        'key - query, second coordinate'
+    """
+    given = getattr(attention, "positions", None) if positions is None else Positions.of(positions)
+    if given is None or given.keys is None or given.dimensions != 2:
+        kind = "none" if given is None else f"{given.dimensions} coordinates"
+        raise ValueError(f"positions must have two coordinates, as Positions.grid(14, 14), got {kind}")
+    matrices = as_array("attention", unwrap(attention))
+    matrix = matrices[..., given.before :, given.before :].reshape(-1, *given.shape).mean(0)
+    keys = given.keys.numpy()
+    queries = keys if given.queries is None else given.queries.numpy()
+    if query is None:
+        points, weights = (keys - queries[:, None]).reshape(-1, 2), matrix.flatten()
+    else:
+        count("query", query, least=None)
+        if not -len(queries) <= query < len(queries):
+            raise ValueError(f"query must be in {-len(queries)}..{len(queries) - 1}, got {query}")
+        points, weights = keys, matrix[query]
+    steps = [np.unique(points[:, axis].round(9), return_inverse=True) for axis in (0, 1)]
+    (rows, row), (columns, column) = steps
+    total, number = np.zeros((2, len(rows), len(columns)))
+    np.add.at(total, (row, column), weights)
+    np.add.at(number, (row, column), 1)
+    image = np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0)
+    fig, ax = figure_and_axes(ax, (4.6, 4.2), title)
+    half = [(axis[-1] - axis[0]) / (len(axis) - 1) / 2 if len(axis) > 1 else 0.5 for axis in (columns, rows)]
+    extent = (columns[0] - half[0], columns[-1] + half[0], rows[-1] + half[1], rows[0] - half[1])
+    draw_image(ax, image, "mean attention", vmin=0, extent=extent)
+    what = "key - query, " if query is None else "key, "
+    ax.set(xlabel=f"{what}second coordinate", ylabel=f"{what}first coordinate")
+    if query is not None:
+        ax.plot(*queries[query][::-1], marker="x", color="C3")
+    return fig, ax
 
 
 def _by_name(attention: Any) -> dict[str, Any]:

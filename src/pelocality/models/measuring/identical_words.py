@@ -18,6 +18,7 @@ from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
+from pelocality.positions import Positions
 
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
 
@@ -112,7 +113,8 @@ def positional_attention(
         of_one_word = known.heads * (known.added + probe.fed + length) ** 2 * known.dtype.itemsize
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(probe.names) / rank_and_size()[1])) if model.content is None else 1
-        sums = _Sums(requested, any(known.sinks), positions, len(probe.names))
+        places = model.positions_of(length)
+        sums = _Sums(requested, any(known.sinks), positions, len(probe.names), places)
         starts = part_of_process(range(0, len(probe.names), size))  # empty: the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             add = sums.from_word(start, mean=model.content is not None)
@@ -137,6 +139,7 @@ def positional_attention(
         source=source,
         visible=None if bool(sums.visible.all()) else sums.visible,
         other_layers=known.others,
+        positions=places,
     )
 
 
@@ -213,8 +216,11 @@ def _constant_content(
 class _Sums:
     """Sums over words in at least float32, and the metrics of each word; the matrices of the words are not stored."""
 
-    def __init__(self, layers: Sequence[int], sinks: bool, positions: slice, words: int) -> None:
+    def __init__(
+        self, layers: Sequence[int], sinks: bool, positions: slice, words: int, places: Positions | None
+    ) -> None:
         self.layers, self.sinks, self.positions, self.words = layers, sinks, positions, words
+        self.places = places
         self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
         # one tensor per metric: thousands of small tensors would keep freed memory from the system
@@ -261,11 +267,13 @@ class _Sums:
                 raise ValueError(f"in layer {self.layers[place]} a query {'sees no key' if whole else cut}")
             uniform = (visible[:, None] / keys).to(weights.dtype)
             attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
-        values = sample_metrics(attention, visible)
+        values = sample_metrics(attention, visible, positions=self.places)
         if not whole:
             values["cut_share"] = (total - mass).mean((-2, -1))
         if self.sinks:
-            values |= {"learned_sink": 1 - total.mean((-2, -1)), **metrics_with_sink(weights)}
+            values["learned_sink"] = 1 - total.mean((-2, -1))
+        if self.sinks and self.places is None:
+            values |= metrics_with_sink(weights)
         for name, value in values.items():
             if name not in self.per_word:
                 shape = (self.words, len(self.layers), value.shape[1])

@@ -20,8 +20,9 @@ from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement
 from pelocality.metrics.published import measurement
 from pelocality.models.measuring.provenance import Provenance
-from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
+from pelocality.models.measuring.samples import PUBLISHED, causal_metrics
 from pelocality.models.sequence_model import label
+from pelocality.positions import Positions
 from pelocality.statistics import t_interval
 
 _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variation, counts as uniform
@@ -52,6 +53,7 @@ class AveragedAttention(DisplayMixin):
         visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
             masked.
         other_layers: What the model's layers without attention are, by number.
+        positions: Where the tokens lie, by which the metrics measure distance; None for a line.
     """
 
     attention: Tensor
@@ -60,6 +62,7 @@ class AveragedAttention(DisplayMixin):
     source: Provenance
     visible: Tensor | None = None
     other_layers: Mapping[int, str] = field(default_factory=dict)
+    positions: Positions | None = None
 
     @property
     def length(self) -> int:
@@ -74,7 +77,7 @@ class AveragedAttention(DisplayMixin):
     @cached_property
     def metric_of_mean(self) -> Measurement:
         """The published metrics of the averaged matrix: each (layer, head)."""
-        return measurement(self.attention)
+        return measurement(self.attention, positions=self.positions)
 
     @property
     def visible_keys(self) -> tuple[int, ...]:
@@ -90,6 +93,9 @@ class AveragedAttention(DisplayMixin):
         if self.other_layers:
             kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
             notes.append(f"layers that are not measured: {kinds}")
+        if self.positions is not None:
+            axes = "one coordinate" if self.positions.dimensions == 1 else f"{self.positions.dimensions} coordinates"
+            notes.append(f"distance is by positions of {axes}, not by the order of the tokens")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if self.source.directions:
@@ -174,7 +180,7 @@ class AveragedAttention(DisplayMixin):
         shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
         if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
             shares.append("cut_share")
-        return [*(CAUSAL if self.source.causal else PUBLISHED), *shares]
+        return [*(causal_metrics(self.positions) if self.source.causal else PUBLISHED), *shares]
 
     def _more_columns(self) -> dict[str, Tensor]:
         """Return further columns of the table, (layer, head) each."""
@@ -207,7 +213,12 @@ class AveragedAttention(DisplayMixin):
             raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
-        header = {"layers": self.layers, "source": asdict(self.source), "other_layers": list(self.other_layers.items())}
+        header = {
+            "layers": self.layers,
+            "source": asdict(self.source),
+            "other_layers": list(self.other_layers.items()),
+            "positions": None if self.positions is None else self.positions.configuration(),
+        }
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
             path,
@@ -247,6 +258,7 @@ class AveragedAttention(DisplayMixin):
             layers=tuple(header["layers"]),
             source=Provenance(**source),
             other_layers=dict(header["other_layers"]),
+            positions=None if header.get("positions") is None else Positions.from_configuration(header["positions"]),
             **tensors,
         )
 

@@ -97,4 +97,5 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
         layers=result.layers,
         source=replace(result.source, residual=share),
         visible=None if bool(every.all()) else every,
+        positions=result.positions,
     )

@@ -183,9 +183,14 @@ def text_average(
             raise ValueError(f"a text has special tokens between its words; {advice}")
         measured = included.sum(1) >= _FEWEST
         if bool(measured.any()):
-            values = sample_metrics(layer.attention[measured], layer.pairs[measured], included[measured])
+            # positions are of the tokens that are measured, from the first one on
+            first = int(included.any(0).int().argmax())
+            positions = model.positions_of(included.shape[1] - first)
+            first = 0 if positions is None else first
+            part = layer.attention[measured][..., first:, first:], layer.pairs[measured][:, first:, first:]
+            values = sample_metrics(*part, included[measured][:, first:], positions)
             weights = layer.weights[measured.to(layer.weights.device)]
-            values |= _shares(weights, included[measured], layer.sinks)
+            values |= _shares(weights, included[measured], layer.sinks, on_line=positions is None)
             per_text.setdefault(number, {})[layer.place] = values
 
     sums = text_sums(
@@ -230,10 +235,11 @@ def text_average(
         other_layers=sums.other_layers,
         share=sums.share(),
         counts=counts[part],
+        positions=model.positions_of(last + 1 - first),
     )
 
 
-def _shares(weights: Tensor, included: Tensor, sinks: bool) -> dict[str, Tensor]:
+def _shares(weights: Tensor, included: Tensor, sinks: bool, *, on_line: bool) -> dict[str, Tensor]:
     """Return what the rows of included tokens give to tokens that are left out and to learned sinks, (text, head)."""
     m = included.shape[1]
     rows = weights[..., :m, :].cpu().double()
@@ -242,8 +248,9 @@ def _shares(weights: Tensor, included: Tensor, sinks: bool) -> dict[str, Tensor]
     kept = (rows[..., :m] * included[:, None, None]).sum(-1)
     values = {"cut_share": total - (kept * queries).sum(-1)}
     if sinks:
+        values["learned_sink"] = 1 - total
+    if sinks and on_line:
         cropped = [row[None, :, tokens][..., tokens] for row, tokens in zip(rows[..., :m], included, strict=True)]
         as_they_are = [metrics_with_sink(each) for each in cropped]
         values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
-        values["learned_sink"] = 1 - total
     return values

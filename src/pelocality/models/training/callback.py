@@ -57,7 +57,8 @@ class LocalityCallback(TrainerCallback):
         seed: Seed of the words.
         name: The first part of this callback's keys. Two callbacks on one Trainer, of two sources or lengths, need
             two names.
-        inputs: For a model that reads something else than token ids, as for `SequenceModel`.
+        inputs: For a model that reads something else than token ids, as for `SequenceModel`; the ready functions come
+            with their positions.
         vocabulary_size: For a module that is no transformers model, as for `SequenceModel`.
 
     Attributes:
