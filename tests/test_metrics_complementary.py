@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pelocality import metrics
+from pelocality import metrics, to_frame
 from pelocality.metrics.accumulate import MeanOver
 from tests.names import METRICS
 from tests.test_metrics import causal_attention, random_attention
@@ -576,3 +576,39 @@ def test_a_nan_value_leaves_the_gradients_of_other_matrices_finite(name):
     values.nanmean().backward()
     assert logits.grad.isfinite().all()
     assert logits.grad[1].abs().sum() > 0
+
+
+# ---- tables
+
+
+def test_metrics_of_any_attention_are_a_table():
+    attention = random_attention(2, 3, 10, 10)
+    frame = to_frame(attention, ["locality", "window"])
+    assert frame.columns.tolist() == ["layer", "head", "locality", "window"]
+    assert frame["head"].tolist() == [0, 1, 2, 0, 1, 2]
+    np.testing.assert_allclose(frame["locality"], metrics.locality(attention).flatten())
+    layers = to_frame(tuple(attention[None].transpose(0, 1)), "entropy", axes=["layer", "text", "head"])
+    assert layers.shape == (6, 4)
+    masked = to_frame(attention, "locality", mask=[1] * 9 + [0])
+    np.testing.assert_allclose(masked["locality"], metrics.locality(attention, mask=[1] * 9 + [0]).flatten())
+    own = to_frame(attention, {"past side": lambda each: metrics.monotonicity(each)[..., 0]})
+    assert own.columns.tolist() == ["layer", "head", "past side"]
+    alone = to_frame(attention[0, 0])
+    assert (len(alone), alone.columns.tolist()) == (1, ["locality", "symmetry", "relative_asymmetry"])
+    table = metrics.measure(attention).to_frame()
+    np.testing.assert_allclose(table["symmetry"], metrics.symmetry(attention).flatten())
+    assert metrics.measure(attention[0]).to_frame().columns[0] == "axis 0"
+
+
+def test_tables_that_cannot_be_made_say_why():
+    attention = random_attention(2, 3, 10, 10)
+    with pytest.raises(ValueError, match="got 'localty'; did you mean 'locality'"):
+        to_frame(attention, "localty")
+    with pytest.raises(ValueError, match=r"one number per matrix, \(2, 3\), but monotonicity gives \(2, 3, 2\)"):
+        to_frame(attention, "monotonicity")
+    with pytest.raises(ValueError, match=r"axes must name the 2 leading axes of \(2, 3\), got \['head'\]"):
+        to_frame(attention, axes=["head"])
+    with pytest.raises(TypeError, match="no metric of locality takes masks"):
+        to_frame(attention, "locality", masks=None)
+    with pytest.raises(ValueError, match="leading axes"):
+        metrics.measure(attention).to_frame(axes=["head"])

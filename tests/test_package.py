@@ -148,3 +148,10 @@ def test_the_lowest_versions_are_the_floors_of_the_dependencies():
     assert both >= {"transformers", "numpy", "scipy", "datasets", "pandas", "peft", "torchmetrics"}
     others = {name: lowest[name] for name in both if Version(lowest[name]).release[:2] != floors[name].release[:2]}
     assert not others
+
+
+def test_a_mistyped_name_suggests_the_nearest():
+    with pytest.raises(AttributeError, match="pelocality has no 'localty'; did you mean 'locality'"):
+        _ = pelocality.localty
+    with pytest.raises(AttributeError, match=r"pelocality has no 'xyzzy'$"):
+        _ = pelocality.xyzzy

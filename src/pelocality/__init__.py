@@ -14,8 +14,19 @@ The packages, each name loaded on first use (``import pelocality`` alone loads n
 The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
 """
 
+import difflib
+from typing import Any
+
 import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name on first use; an unknown one is an error that suggests the nearest."""
+    if name not in __all__:
+        near = difflib.get_close_matches(name, __all__, 1)
+        raise AttributeError(f"pelocality has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return _load(name)

@@ -69,6 +69,7 @@ from .metrics import (
     window as window,
 )
 from .metrics.accumulate import MeanAttention as MeanAttention, MeanOver as MeanOver
+from .metrics.tables import to_frame as to_frame
 from .models import (
     Attachment as Attachment,
     LocalityCallback as LocalityCallback,

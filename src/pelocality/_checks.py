@@ -1,7 +1,8 @@
 """Validation of arguments that several packages take: numbers, flags, names, float masks, tokenizers and datasets."""
 
+import difflib
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def count(name: str, value: Any, least: int | None = 1, most: int | None = None)
     """
     # __sym_max__: the symbolic integers of torch.export, recognised without importing torch
     if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or hasattr(value, "__sym_max__")):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {described(value)}")
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     if most is not None and value > most:
@@ -49,6 +50,21 @@ def flag(name: str, value: bool) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like one that is not known, as the end of an error message; or nothing."""
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def described(value: Any) -> str:
+    """Return the type of an argument for an error message, short whatever its size; a class with how to make one."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; make one with {value.__name__}(...)"
+    if getattr(value, "ndim", 0):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}"
+    return repr(value)
 
 
 def number(name: str, value: Any) -> float:
@@ -106,7 +122,8 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     if value not in choices:
         *most, last = map(repr, choices)
         wanted = f"{', '.join(most)} or {last}" if most else last
-        raise ValueError(f"{name} must be {wanted}, got {value!r}")
+        close = nearest(value, choices) if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be {wanted}, got {value!r}{close}")
 
 
 def are_names(value: Any) -> bool:

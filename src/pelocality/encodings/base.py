@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import count, flag
+from pelocality._checks import count, described, flag
 from pelocality._configuration import Configurable
 from pelocality.encodings._cache import cached_bias
 from pelocality.encodings._scores import masked_softmax
@@ -315,8 +315,12 @@ class Encoding(Configurable, nn.Module, ABC):
         return self
 
 
-def check_lengths(query_length: int, key_length: int | None) -> tuple[int, int]:
+def check_lengths(query_length: Any, key_length: int | None) -> tuple[int, int]:
     """Return the number of queries and of keys; as many keys as queries if None is given."""
+    if isinstance(query_length, Tensor) and query_length.ndim > 1:
+        shape = tuple(query_length.shape)
+        advice = "an encoding takes a number of tokens, encoding(n); biased_attention takes queries, keys and values"
+        raise TypeError(f"query_length must be an integer, got a tensor of shape {shape}; {advice}")
     queries = count("query_length", query_length)
     keys = queries if key_length is None else count("key_length", key_length)
     if keys < queries:
@@ -327,7 +331,8 @@ def check_lengths(query_length: int, key_length: int | None) -> tuple[int, int]:
 def check_encoding(encoding: Any, heads: int) -> None:
     """Raise an error unless this is an encoding that a layer with so many heads can use."""
     if not isinstance(encoding, Encoding):
-        raise TypeError(f"encoding must be a pelocality.encodings.Encoding, got {type(encoding).__name__}")
+        given = described(encoding) if isinstance(encoding, type) else type(encoding).__name__
+        raise TypeError(f"encoding must be a pelocality.encodings.Encoding, got {given}")
     if encoding.heads not in (1, heads):
         raise ValueError(f"encoding must have 1 or {heads} heads, as the attention has, got {encoding.heads}")
 

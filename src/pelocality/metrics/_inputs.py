@@ -230,7 +230,8 @@ def float_tensor(name: str, given: Any) -> Tensor:
         raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
     if not isinstance(given, Tensor | np.ndarray):
         hint = _conversion_hint(name, given)
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{hint}")
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise TypeError(f"{name} must be a tensor or a numpy array, got {kind}{hint}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
     if "complex" in str(given.dtype):  # a conversion would drop the imaginary part
         convert = f"abs({name}) or {name}.real"
@@ -241,6 +242,8 @@ def _conversion_hint(name: str, given: Any) -> str:
     """Return how to get a tensor or an array from what was given, after a semicolon; nothing where that is unknown."""
     if isinstance(given, str | os.PathLike):
         return "; read a file with np.load"
+    if isinstance(given, type):
+        return f"; make one with {given.__name__}(...)"
     if callable(getattr(given, "relative", None)):  # an encoding
         return f"; give its .{'relative' if name == 'bias' else 'weights'}(length)"
     if isinstance(given, nn.Linear):

@@ -1,7 +1,8 @@
 """The two metrics of the paper, exactly as published."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from pelocality.metrics._by_position import row_sums
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, layout_of, map_matrices, warn_caller
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._tolerance import Tolerance
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,20 @@ class Measurement:
     locality: Tensor
     symmetry: Tensor
     relative_asymmetry: Tensor
+
+    def to_frame(self, axes: Sequence[str] | None = None) -> "pd.DataFrame":
+        """Return the numbers as a table: one row per matrix.
+
+        Args:
+            axes: Names of the axes; None: "layer" and "head" where there are two, otherwise "axis 0" and so on.
+
+        Raises:
+            ValueError: Another number of names than of axes.
+        """
+        from pelocality.metrics.tables import axes_frame  # loads pandas
+
+        columns = {name: values.detach().cpu().double().flatten().numpy() for name, values in vars(self).items()}
+        return axes_frame(tuple(self.locality.shape), axes).assign(**columns)
 
 
 def locality(

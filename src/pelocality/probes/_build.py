@@ -101,7 +101,10 @@ def build(
 def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
     if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
-        raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; put it in a list")
+        advice = "put it in a list"
+        if isinstance(source, str | Path):
+            advice = f"read a file with read_pairs, read_snli, read_conllu, read_trees or read_texts({str(source)!r})"
+        raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; {advice}")
     items = iter(source)
     first = next(items, None)
     if first is not None and not isinstance(first, Pair | Sentence):

@@ -26,8 +26,8 @@ _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word
 def positional_attention(
     model: nn.Module | SequenceModel,
     tokenizer: Any = None,
+    length: int = 64,
     *,
-    length: int,
     words: int | Sequence[str | int] = 64,
     seed: int = 0,
     special_tokens: bool = False,

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pelocality import metrics as _metrics
-from pelocality._checks import check_choice
+from pelocality._checks import check_choice, nearest
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement
 from pelocality.metrics.published import measurement
@@ -193,7 +193,8 @@ class AveragedAttention(DisplayMixin):
             return None
         if function is None:
             known = [*self.per_sample, "a metric of pelocality.metrics"]
-            raise ValueError(f"metrics must hold {', '.join(known)}, or map names to functions, got {name!r}")
+            close = nearest(name, [*self.per_sample, *dir(_metrics)])
+            raise ValueError(f"metrics must hold {', '.join(known)}, or map names to functions, got {name!r}{close}")
         value, wanted = function(self), tuple(self.attention.shape[:2])
         given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if given != wanted:
