@@ -81,9 +81,10 @@ class SequenceModel:
         self.given, self.content, self._name = model, inputs, name
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
         own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
-        self.module: Any = _bare(model) if own else _transformer(model)
+        found = _transformers_models(model)
+        self.module: Any = _bare(model) if own else _transformer(model, found)
         self.family: Any = family_of(self.module)
-        self.with_head: Any = next(iter(_transformers_models(model)), self.module)
+        self.with_head: Any = found[0] if found else self.module
         prompts = (each for each in model.modules() if _has_learned_prompt(each))
         self._prompt = next((type(each).__name__ for each in prompts), "")
 
@@ -431,9 +432,8 @@ def configurations(module: nn.Module) -> list[Any]:
 # ---- finding what runs
 
 
-def _transformer(model: Any) -> Any:
-    """Return the bare transformer that reads token ids in a model."""
-    found = _transformers_models(model)
+def _transformer(model: Any, found: list[Any]) -> Any:
+    """Return the bare transformer that reads token ids in a model, of the transformers models found in it."""
     if len(found) > 1:
         names = ", ".join(type(each).__name__ for each in found)
         raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")

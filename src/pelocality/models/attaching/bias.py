@@ -4,29 +4,38 @@ import functools
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import (
-    called,
-    override,
-    override_forward,
-    restore_forward,
-    restore_method,
-    unhook,
-)
+from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
-from pelocality.models.attaching.places import Place
 from pelocality.models.attaching.softmax import Biased
 from pelocality.models.families import ATTACHED, Architecture
 from pelocality.models.observer import active
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
+
+
+class Place(NamedTuple):
+    """A module that computes attention itself, not in a part of it.
+
+    Attributes:
+        module: The module.
+        heads: The number of its heads.
+        sink: Whether its softmax has one more column than keys.
+        causal: Whether no query saw a later key.
+    """
+
+    module: nn.Module
+    heads: int
+    sink: bool = False
+    causal: bool = False
+
 
 _NAMES = ("encoding", "position_embeddings", "attn_implementation")
 
@@ -157,12 +166,7 @@ class PositionalBias(nn.Module):
         override_forward(attention, self.method)
 
     def uninstall(self, attention: nn.Module) -> None:
-        """Undo `install`."""
-        restore_forward(attention, self.method)
-        restore_method(attention, "_replicate_for_data_parallel", _replicate)
-        unhook(attention, _check_forward)
-        for name in self.record.position_methods if self.record is not None else ():
-            restore_method(attention, name, _no_logits)
+        """Undo what `install` has done, except for hooks and methods."""
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
         delattr(attention, ATTACHED)
@@ -195,7 +199,7 @@ def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *arg
 
 
 def without_positions(bias: PositionalBias, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of an attention module, positions as zeros if they are disabled."""
+    """Return the arguments of a call of an attention module, with zeros for positions if these are disabled."""
     names = bias.record.position_arguments if bias.record is not None and bias.positions_disabled else ()
     return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 

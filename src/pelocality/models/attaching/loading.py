@@ -15,7 +15,8 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding, RotaryEncoding
 from pelocality.models._restore import changed
-from pelocality.models.attaching.attachment import attach, install_saved
+from pelocality.models.attaching.any_module import install_saved
+from pelocality.models.attaching.attachment import attach
 from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
 from pelocality.models.attaching.saving import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.families import ATTACHED, family_of

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from pelocality.models._restore import called, override, restore_method, restoring
+from pelocality.models._restore import called, override, restoring
 from pelocality.models.families import ATTACHED, attached_biases
 
 BLOCKING_KEY = "experts_implementation"
@@ -63,14 +63,6 @@ def mark_saved_folders(model: Any) -> None:
         model.register_state_dict_post_hook(_collected)
 
 
-def unmark_saved_folders(model: Any) -> None:
-    """Undo `mark_saved_folders`."""
-    restore_method(model, "save_pretrained", _save_pretrained)
-    for key, hook in list(model._state_dict_hooks.items()):
-        if hook is _collected:
-            del model._state_dict_hooks[key]
-
-
 def _save_pretrained(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> None:
     state_dict = kwargs.get("state_dict", args[2] if len(args) > 2 else None)
     plain = state_dict is not None and not any(f".{ATTACHED}." in key for key in state_dict)
@@ -93,7 +85,7 @@ def _collected(model: Any, state_dict: Any, prefix: str, metadata: Any) -> None:
     for depth, frame in enumerate(_callers(), start=2):
         if frame.f_code is nn.Module.state_dict.__code__:
             owner = frame.f_locals["self"]
-            if owner is not model and _collected in owner._state_dict_hooks.values():  # which does the rest
+            if owner is not model and _collected in owner._state_dict_hooks.values():  # this hook runs there too
                 return
             if owner is not model and isinstance(owner, PreTrainedModel):
                 around.append(owner)

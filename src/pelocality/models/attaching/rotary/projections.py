@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,14 +9,14 @@ from torch import Tensor, nn
 
 from pelocality.encodings import RotaryEncoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import called, inference, unhook
+from pelocality.models._restore import called
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.bias import PositionalBias, without_positions
-from pelocality.models.attaching.places import Place
-from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of
-from pelocality.models.attaching.rotary.modules import refusing
+from pelocality.models.attaching.disable import disable_positions
+from pelocality.models.attaching.kind import Kind
+from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of, proving
+from pelocality.models.attaching.rotary.modules import refuse_causal, refuse_options, rotary_places
 from pelocality.models.families import ATTACHED, KnownLogits
-from pelocality.models.sequence_model import SequenceModel
 
 
 class PositionalProjection(PositionalBias):
@@ -36,58 +35,63 @@ class PositionalProjection(PositionalBias):
         for name in self.record.projections:
             getattr(attention, name).register_forward_hook(functools.partial(_rotate, attention))
 
-    def uninstall(self, attention: nn.Module) -> None:  # noqa: D102
-        super().uninstall(attention)
-        for module in attention.modules():  # peft may have put the projection into another
-            unhook(module, _rotate)
 
+class ProjectionRotation(Kind):
+    """A rotation of a model that has none of its own: of the outputs of its projections of queries and keys."""
 
-def check_projections(model: SequenceModel, places: list[Place]) -> None:
-    """Refuse a model whose queries and keys are not the outputs of two projections, multiplied with each other alone.
+    submodule = PositionalProjection
 
-    Raises:
-        ValueError: With the reason.
-    """
-    family, module = model.family, places[0].module if places else None
-    reason = None
-    if not isinstance(family, KnownLogits):
-        reason = "it has no rotary module (inv_freq), and its queries and keys are not known to the library"
-    elif any(not isinstance(getattr(module, name, None), nn.Module) for name in family.projections):
-        reason = "one projection gives its queries, keys and values"
-    elif any(term(model.module, module, 1) is not None for term in (family.relative_keys, family.relative_queries)):
-        reason = "its queries and keys are multiplied with vectors of distances too"
-    if reason:
-        raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
+    def prepare(self, encoding: Any, layers: Sequence[int] | None, *, prove: bool) -> list[Any]:
+        """Refuse a model whose queries and keys are not the outputs of two projections, and prove the rotation."""
+        refuse_options(self)
+        self.places = rotary_places(self.model)
+        self._check_projections()
+        encodings = self.copies(encoding, layers)
+        refuse_causal(self.model, encodings)
+        if prove:
+            self._prove(next(each.dim for each in encodings if each is not None))
+        return encodings
 
+    def switch_on(self, *, disable: bool) -> None:
+        """Disable the positions of the model."""
+        if disable:
+            disable_positions(self.model.family, self.model.module)
 
-def prove_projections(
-    model: SequenceModel,
-    dim: int,
-    layers: int,
-    trial: Callable[[Sequence[RotaryEncoding]], AbstractContextManager[None]],
-) -> None:
-    """Check, on a few tokens, that angles of zero change nothing, that others do, and that removal restores the model.
+    def _check_projections(self) -> None:
+        """Refuse queries and keys that are not the outputs of two projections, multiplied with each other alone."""
+        model = self.model
+        family, module = model.family, self.places[0].module if self.places else None
+        reason = None
+        if not isinstance(family, KnownLogits):
+            reason = "it has no rotary module (inv_freq), and its queries and keys are not known to the library"
+        elif any(not isinstance(getattr(module, name, None), nn.Module) for name in family.projections):
+            reason = "one projection gives its queries, keys and values"
+        elif any(term(model.module, module, 1) is not None for term in (family.relative_keys, family.relative_queries)):
+            reason = "its queries and keys are multiplied with vectors of distances too"
+        if reason:
+            raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
 
-    Args:
-        model: The model.
-        dim: The number of dimensions that are rotated.
-        layers: The number of attention modules.
-        trial: Attaches encodings beside the model's own positions, for the time of a block.
+    def _prove(self, dim: int) -> None:
+        """Check that angles of zero change nothing, that others do, and that removal restores the model.
 
-    Raises:
-        ValueError: A check failed; the message names it.
-    """
+        Args:
+            dim: The number of dimensions that are rotated.
 
-    def outputs(encoding: RotaryEncoding) -> list[Tensor]:
-        with trial([encoding] * layers):
-            return outputs_of(model, inputs)
+        Raises:
+            ValueError: A check failed; the message names it.
+        """
+        model, rotation = self.model, RotaryEncoding(dim)
 
-    with inference(model.module), refusing(model):
-        inputs, before = few_tokens(model)
-        check_same(outputs(RotaryEncoding(dim).scaled(0)), before, "with angles of zero its outputs are others")
-        if all(map(torch.equal, outputs(RotaryEncoding(dim)), before)):
-            raise NotProvedError("its projections are rotated, and its outputs stay the same")
-        check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
+        def outputs(encoding: RotaryEncoding) -> list[Tensor]:
+            with self.trial([encoding] * len(self.places), disable=False):
+                return outputs_of(model, inputs)
+
+        with proving(model, "a rotary encoding"):
+            inputs, before = few_tokens(model)
+            check_same(outputs(rotation.scaled(0)), before, "with angles of zero its outputs are others")
+            if all(map(torch.equal, outputs(rotation), before)):
+                raise NotProvedError("its projections are rotated, and its outputs stay the same")
+            check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
 
 
 def _forward_projected(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
