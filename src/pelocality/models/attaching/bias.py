@@ -99,11 +99,6 @@ class PositionalBias(nn.Module):
         self.get_extra_state()  # refuses an encoding that could not be saved
 
     @property
-    def method(self) -> Callable[..., Any]:
-        """The function in the place of the forward pass of the attention module, as `override` calls it."""
-        return _forward_with_bias
-
-    @property
     def configuration(self) -> dict[str, Any]:
         """The configuration from which `load` attaches the encoding again, for JSON; numbers are in the state dict."""
         with loaded(self.encoding, [self.encoding]):
@@ -163,13 +158,33 @@ class PositionalBias(nn.Module):
             override(attention, name, _no_logits)
         attention.register_forward_pre_hook(_check_forward)
         override(attention, "_replicate_for_data_parallel", _replicate)
-        override_forward(attention, self.method)
+        override_forward(attention, _forward)
 
     def uninstall(self, attention: nn.Module) -> None:
         """Undo what `install` has done, except for hooks and methods."""
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
         delattr(attention, ATTACHED)
+
+    def run(self, attention: Any, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what the forward pass of the attention module returns with the bias."""
+        expected = None
+        if self.record is not None:
+            args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
+            expected = self.record.keys(attention, kwargs)
+        mode = Biased(self, expected)
+        if torch.compiler.is_compiling():
+            with mode:
+                return forward(*args, **kwargs)
+        with active(mode):
+            output = forward(*args, **kwargs)
+        mode.check(type(attention).__name__)
+        return output
+
+    def without_positions(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call of the attention module, with zeros for positions if these are disabled."""
+        names = self.record.position_arguments if self.record is not None and self.positions_disabled else ()
+        return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 
     def bias(
         self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
@@ -180,34 +195,18 @@ class PositionalBias(nn.Module):
         return bias if bias.ndim == 4 else bias[None]
 
 
-def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    forward, bias = called(attention, "forward", previous), attention._modules.get(ATTACHED)
-    if bias is None:  # removed after another library had replaced the method
+def _forward(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """Run an attention module with its encoding."""
+    forward, attached = called(attention, "forward", previous), attention._modules.get(ATTACHED)
+    if attached is None:  # removed after another library had replaced the method
         return forward(*args, **kwargs)
-    expected = None
-    if bias.record is not None:
-        args, kwargs = (), without_positions(bias, call_of(attention, args, kwargs))
-        expected = bias.record.keys(attention, kwargs)
-    mode = Biased(bias, expected)
-    if torch.compiler.is_compiling():
-        with mode:
-            return forward(*args, **kwargs)
-    with active(mode):
-        output = forward(*args, **kwargs)
-    mode.check(type(attention).__name__)
-    return output
-
-
-def without_positions(bias: PositionalBias, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of an attention module, with zeros for positions if these are disabled."""
-    names = bias.record.position_arguments if bias.record is not None and bias.positions_disabled else ()
-    return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
+    return attached.run(attention, forward, args, kwargs)
 
 
 def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:
     """Return the copy of an attention module for another device of nn.DataParallel, whose own forward adds the bias."""
     replica = called(attention, "_replicate_for_data_parallel", previous)()
-    replica.__dict__["forward"] = functools.partial(getattr(attention, ATTACHED).method, replica, None)
+    replica.__dict__["forward"] = functools.partial(_forward, replica, None)
     return replica
 
 
@@ -223,11 +222,10 @@ def _check_forward(attention: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    method = getattr(attention, ATTACHED).method
     for name in ("forward", "_old_forward"):  # the second is where accelerate keeps the method inside its hooks
         function = attention.__dict__.get(name)
         while function is not None:
-            if getattr(function, "func", None) is method:
+            if getattr(function, "func", None) is _forward:
                 return
             function = getattr(function, "__wrapped__", None)
     raise ValueError(

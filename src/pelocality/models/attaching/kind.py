@@ -87,14 +87,16 @@ class Kind(ABC):
         layers: Sequence[int] | None,
         available: Sequence[int] | None = None,
         otherwise: str = "which the model does not have",
+        default: Encoding | None = None,
     ) -> list[Any]:
-        """Return a copy of the encoding for each place, checked against the model; None for layers that are not named.
+        """Return a copy of the encoding for each place, checked against the model.
 
         Args:
             encoding: One encoding, or one for each layer.
             layers: The layers that get one; None for all that are available.
             available: The layers that can get one; None for all.
             otherwise: The end of the error for layers that are not available.
+            default: The encoding of layers that are not named.
         """
         every = range(len(self.places))
         numbers = requested_layers(layers, every if available is None else available, len(every), otherwise)
@@ -111,7 +113,7 @@ class Kind(ABC):
             check_encoding(each, self.places[number].heads)
             if any(tensor.is_meta for tensor in each.state_dict().values()):
                 raise ValueError(f"{type(each).__name__} is on the meta device; build it where tensors have numbers")
-        return self._fitted([by_number.get(number) for number in every])
+        return self._fitted([by_number.get(number, default) for number in every])
 
     def biases(self, encoding: Any, layers: Sequence[int] | None, *, causal: bool) -> list[Any]:
         """Return `copies` of a bias, and a bias of zero for layers that are not named.
@@ -119,15 +121,14 @@ class Kind(ABC):
         Raises:
             ValueError: A causal model, and an argument of the encoding that has no effect in it.
         """
-        encodings = self.copies(encoding, layers)
-        for part in (part for each in encodings if each is not None for part in each.modules()):
+        encodings = self.copies(encoding, layers, default=NoEncoding())
+        for part in (part for each in encodings for part in each.modules()):
             if causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
                 raise ValueError(
                     f"{part.future_only} of {type(part).__name__} acts on future keys only, which this model hides: "
                     f"leave {part.future_only} at its default and do not learn it (name the other learnable parameters)"
                 )
-        nothing = self._fitted([NoEncoding() if each is None else None for each in encodings])
-        return [each if zero is None else zero for each, zero in zip(encodings, nothing, strict=True)]
+        return encodings
 
     def _fitted(self, encodings: Sequence[Any]) -> list[Any]:
         """Return copies on the devices of the attention modules, at least as precise as their weights."""

@@ -24,7 +24,7 @@ from pelocality.models.attaching.bias import Place, PositionalBias
 from pelocality.models.attaching.kind import Kind, known_places, remove
 from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of, proving, states_of
 from pelocality.models.attaching.rotary.by_head import ByHead
-from pelocality.models.families import ATTACHED, SOURCE, without_cache
+from pelocality.models.families import SOURCE, without_cache
 from pelocality.models.sequence_model import SequenceModel
 
 # Names under which attention modules take cosines and sines.
@@ -58,9 +58,15 @@ class PositionalRotary(PositionalBias):
     encoding: RotaryEncoding
     is_rotation = True
 
-    @property
-    def method(self) -> Callable[..., Any]:  # noqa: D102
-        return _forward_rotated
+    def run(self, attention: Any, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what the forward pass of the attention module returns with the cosines and sines of the encoding."""
+        (args, kwargs), given = _with_angles(self, (args, kwargs))
+        if not given:
+            raise ValueError(
+                f"{type(attention).__name__} got no cosines and sines of a rotary module of its model, by which an "
+                "attached rotary encoding is passed on; call the model itself"
+            )
+        return forward(*args, **kwargs)
 
     def forward(self, source: _Source) -> Any:
         """Return what a rotary module returns, for the frequencies of the encoding."""
@@ -93,20 +99,6 @@ class _WithOther:
 
 
 # ---- the way from the rotary module to attention
-
-
-def _forward_rotated(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention module with the cosines and sines of its own encoding."""
-    forward, rotation = called(attention, "forward", previous), attention._modules.get(ATTACHED)
-    if rotation is None:  # removed after another library had replaced the method
-        return forward(*args, **kwargs)
-    (args, kwargs), given = _with_angles(rotation, (args, kwargs))
-    if not given:
-        raise ValueError(
-            f"{type(attention).__name__} got no cosines and sines of a rotary module of its model, by which an "
-            "attached rotary encoding is passed on; call the model itself"
-        )
-    return forward(*args, **kwargs)
 
 
 def _with_angles(angles: Callable[[_Source], Any], arguments: Any) -> tuple[Any, bool]:

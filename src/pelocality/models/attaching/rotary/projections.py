@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from pelocality.encodings import RotaryEncoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import called
 from pelocality.models._weights import loaded
-from pelocality.models.attaching.bias import PositionalBias, without_positions
+from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.disable import disable_positions
 from pelocality.models.attaching.kind import Kind
 from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of, proving
@@ -26,14 +25,24 @@ class PositionalProjection(PositionalBias):
     record: KnownLogits
     first = 0  # position of the first token of the call: the number of cached keys
 
-    @property
-    def method(self) -> Callable[..., Any]:  # noqa: D102
-        return _forward_projected
-
     def install(self, attention: nn.Module) -> None:  # noqa: D102
         super().install(attention)
         for name in self.record.projections:
             getattr(attention, name).register_forward_hook(functools.partial(_rotate, attention))
+
+    def run(self, attention: Any, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run the attention module after a check that the hooks on its projections are there."""
+        for name in self.record.projections:
+            hooks = getattr(attention, name)._forward_hooks.values()
+            if not any(getattr(hook, "func", None) is _rotate for hook in hooks):
+                raise ValueError(
+                    f"'{name}' of {type(attention).__name__} was replaced after a rotary encoding was attached, and "
+                    "would not rotate; remove the encoding before the change, and attach it again afterwards"
+                )
+        call = self.without_positions(call_of(attention, args, kwargs))
+        expected = self.record.keys(attention, call)
+        self.first = expected.keys - expected.queries
+        return forward(**call)
 
 
 class ProjectionRotation(Kind):
@@ -92,24 +101,6 @@ class ProjectionRotation(Kind):
             if all(map(torch.equal, outputs(rotation), before)):
                 raise NotProvedError("its projections are rotated, and its outputs stay the same")
             check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
-
-
-def _forward_projected(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention module whose projections rotate, after a check that the hooks on them are there."""
-    forward, rotation = called(attention, "forward", previous), attention._modules.get(ATTACHED)
-    if rotation is None:  # removed after another library had replaced the method
-        return forward(*args, **kwargs)
-    for name in rotation.record.projections:
-        hooks = getattr(attention, name)._forward_hooks.values()
-        if not any(getattr(hook, "func", None) is _rotate for hook in hooks):
-            raise ValueError(
-                f"'{name}' of {type(attention).__name__} was replaced after a rotary encoding was attached, and would "
-                "not rotate; remove the encoding before the change, and attach it again afterwards"
-            )
-    call = without_positions(rotation, call_of(attention, args, kwargs))
-    expected = rotation.record.keys(attention, call)
-    rotation.first = expected.keys - expected.queries
-    return forward(**call)
 
 
 def _rotate(attention: Any, projection: nn.Module, args: Any, output: Tensor) -> Tensor:
