@@ -87,7 +87,7 @@ def restore_module(module: nn.Module, package: str) -> None:
     for name, method in list(module.__dict__.items()):
         if isinstance(method, functools.partial) and inspect.isfunction(method.func) and belongs(method):
             previous = method.args[1]
-            if previous is None and name == "_old_forward":  # accelerate's hooks came later, and need a method there
+            if previous is None and name == "_old_forward":  # accelerate's later hooks need a method there
                 previous = called(module, "forward", None)
             if previous is None:
                 del module.__dict__[name]
@@ -116,7 +116,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
     with restoring(undo):
         model.eval()
-        torch.set_grad_enabled(False)  # a model that cached tensors of inference_mode could not be trained later
+        torch.set_grad_enabled(False)  # tensors of inference_mode that a model caches could not be trained
         forget_longest_input(model)
         yield
 
@@ -159,5 +159,5 @@ def _unhook(module: nn.Module, belongs: Callable[[Any], bool]) -> None:
         (module._forward_hooks, module._forward_hooks_with_kwargs),
     ):
         for key in [key for key, hook in hooks.items() if belongs(hook)]:
-            flags.pop(key, None)  # first, because an interrupt would leave a flag without its hook forever
+            flags.pop(key, None)  # flags go first, because an interrupt would leave a flag without its hook forever
             del hooks[key]

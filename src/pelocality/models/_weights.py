@@ -15,7 +15,7 @@ def token_embeddings(base: Any) -> Any:
     """Return the module that turns token ids into vectors, or None."""
     try:
         module = base.get_input_embeddings()
-    except (NotImplementedError, AttributeError):  # transformers raises it where there are none
+    except (NotImplementedError, AttributeError):  # transformers raises these for a model without token embeddings
         return None
     return module if isinstance(module, nn.Module) and hasattr(module, "weight") else None
 

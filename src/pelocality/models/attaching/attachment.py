@@ -60,9 +60,9 @@ class Attachment:
         return frozenset() if model is None else frozenset(bias.key for bias in model.encodings)
 
     def __enter__(self) -> Self:
-        # the block is that of a copy: in a reference cycle it would not be closed where an interrupt skips its end
+        # the block holds a copy: in a reference cycle, an interrupt that skips its end would leave it open
         object.__setattr__(self, "_block", restoring(replace(self).remove))
-        self._block.__enter__()  # first, as an interrupt may come at any time
+        self._block.__enter__()  # an interrupt may come at any time after this
         if not self._is_attached():
             raise ValueError("the encodings of this attachment were removed; call attach again")
         return self
@@ -218,7 +218,7 @@ def _check_adapters(model: Any) -> None:
     if isinstance(model, PreTrainedModel):
         adapted = [model] if model._hf_peft_config_loaded else []
         way = "to model.base_model" if model.base_model is not model else "after model.delete_adapter(name)"
-    else:  # peft leaves its configuration on the transformers model in its own as well
+    else:  # peft leaves a configuration on the wrapped transformers model too
         around = [module for module in model.modules() if not isinstance(module, PreTrainedModel)]
         adapted, way = [module for module in around if hasattr(module, "peft_config")], "to model.get_base_model()"
     if adapted:

@@ -95,8 +95,8 @@ class PositionalBias(nn.Module):
         self.implementation = implementation
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
-        self.key = uuid.uuid4().hex  # of this one and its copies: peft puts a copy in its place
-        self.get_extra_state()  # refuses an encoding that could not be saved
+        self.key = uuid.uuid4().hex  # copies have the same key: peft replaces the module by a copy
+        self.get_extra_state()  # an encoding that could not be saved is refused here
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class PositionalBias(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """Refuse the configuration of another encoding; numbers are loaded as usual."""
-        if not isinstance(state, Tensor):  # what torch.distributed.checkpoint fills in for a shard without it
+        if not isinstance(state, Tensor):  # torch.distributed.checkpoint fills in another object for a missing shard
             return
         saved, here = read_configuration(state), self.configuration
         same_positions = saved["position_embeddings"] == here["position_embeddings"]
@@ -140,7 +140,7 @@ class PositionalBias(nn.Module):
                 other = Encoding.from_configuration(configuration)
                 other.to(self.encoding.device, self.encoding.dtype)
                 other.load_state_dict(self.encoding.state_dict(), assign=True)
-            except (TypeError, ValueError, RuntimeError):  # there is no such encoding, or it has other numbers
+            except (TypeError, ValueError, RuntimeError):  # no such encoding, or one of other shapes
                 return False
             return other.configuration() == self.encoding.configuration()
 
@@ -148,7 +148,7 @@ class PositionalBias(nn.Module):
         """Add this module to a module that computes attention, whose logits then get the bias."""
         attention.add_module(ATTACHED, self)
         record = self.record if self.record is not None and self.positions_disabled else Architecture()
-        # with gradients of zero, an optimiser would still decay the unused weights of disabled positions
+        # an optimiser would decay the unused weights of disabled positions if their gradients were zero
         for name in record.position_weights:
             weight = attention.get_parameter(name)
             if weight.requires_grad:
@@ -198,7 +198,7 @@ class PositionalBias(nn.Module):
 def _forward(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """Run an attention module with its encoding."""
     forward, attached = called(attention, "forward", previous), attention._modules.get(ATTACHED)
-    if attached is None:  # removed after another library had replaced the method
+    if attached is None:  # the encoding was removed after another library had replaced the method
         return forward(*args, **kwargs)
     return attached.run(attention, forward, args, kwargs)
 
@@ -222,7 +222,7 @@ def _check_forward(attention: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    for name in ("forward", "_old_forward"):  # the second is where accelerate keeps the method inside its hooks
+    for name in ("forward", "_old_forward"):  # accelerate keeps a method inside its hooks as _old_forward
         function = attention.__dict__.get(name)
         while function is not None:
             if getattr(function, "func", None) is _forward:

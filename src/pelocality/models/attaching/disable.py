@@ -74,7 +74,7 @@ def _without_position(record: Architecture, table: nn.Module, args: tuple[Any, .
 
 @changes_call
 def _zero_position_ids(module: Any, call: dict[str, Any]) -> None:
-    if call.get("position_ids") is None:  # they would be read from a buffer as long as the table
+    if call.get("position_ids") is None:  # the default is a buffer, which ends where the table ends
         words = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
     call["position_ids"] = torch.zeros_like(call["position_ids"])

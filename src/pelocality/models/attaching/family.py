@@ -29,7 +29,7 @@ class FamilyBias(Kind):
             )
         if self.inputs is not None:
             raise ValueError(f"example_inputs is for modules that read no token ids, {model} reads them; leave it out")
-        _ = model.device  # refuses weights on the meta device
+        _ = model.device  # this property refuses weights on the meta device
         if not family.attention_modules(base):
             raise ValueError(f"{model} has no attention module that takes a mask, to which a bias could be added")
         if reason := family.why_not_additive(base):
@@ -38,7 +38,7 @@ class FamilyBias(Kind):
             raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
         _check_implementation(base)
         self.places = known_places(model)
-        # the proof first: it says of a model without attention that it has none, not that its heads are others
+        # the proof comes first, because its error for a model without attention is clearer than that for heads
         causal = prove_bias(self) if prove else bool(family.causal(base))
         return self.biases(encoding, layers, causal=causal)
 
@@ -67,7 +67,7 @@ def _check_implementation(module: Any) -> None:
 
 def _check_call(attention: nn.Module, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a call that would ignore the bias, or that asks for attention weights that are not computed."""
-    if ATTACHED not in attention._modules:  # removed through a part of the model, without access to the whole
+    if ATTACHED not in attention._modules:  # the encoding was removed through a part of the model
         return
     _check_implementation(module)
     call = call_of(module, args, kwargs)

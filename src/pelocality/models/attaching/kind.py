@@ -71,7 +71,7 @@ class Kind(ABC):
             mark_saved_folders(module)
         base.register_load_state_dict_pre_hook(check_state_dict)
         self.switch_on(disable=disable)
-        if "torch._dynamo" in sys.modules:  # compiled code does not notice hooks, only that a submodule is gone
+        if "torch._dynamo" in sys.modules:  # compiled code notices a removed submodule, but no new hook
             torch.compiler.reset()
 
     @contextmanager
@@ -143,7 +143,7 @@ def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
     # weights of a quantised module are integers
     weights = weights or [next(parameter for parameter in base.parameters() if parameter.is_floating_point())]
     precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
-    with torch.inference_mode(False):  # in that mode parameters are made that cannot be trained
+    with torch.inference_mode(False):  # a parameter made in this mode cannot be trained
         fitted = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
     return fitted.train(module.training)
 
@@ -158,7 +158,7 @@ def remove(model: SequenceModel) -> None:
         restore_module(module, __package__)
         enable_parameters(module)
     for module in transformers_parts(model):
-        # the decoder of an encoder-decoder model may still have encodings, which the marks of saving are for
+        # if the decoder of this encoder still has encodings, what guards saving stays
         restore_module(module, f"{__package__}.family" if attached_biases(module) else __package__)
 
 
@@ -170,7 +170,7 @@ def refuse_continuous_batching(model: SequenceModel) -> None:
 
 def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """Refuse continuous batching before transformers starts the thread in which it would call the model."""
-    if attached_biases(model):  # not removed through a part of the model
+    if attached_biases(model):  # false if the encodings were removed through a part of the model
         no_continuous_batching()
     return called(model, "init_continuous_batching", previous)(*args, **kwargs)
 

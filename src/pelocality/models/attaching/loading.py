@@ -93,13 +93,13 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         within = [module for module in attentions if module in names]
         found = [names.pop(module) for module in within]
         encodings = [configurations[name]["encoding"] for name in found]
-        rotary = bool(encodings) and isinstance(encodings[0], RotaryEncoding)  # the only ones that layers may lack
+        rotary = bool(encodings) and isinstance(encodings[0], RotaryEncoding)  # a layer may lack a rotation, not a bias
         if found and not rotary and len(found) < len(attentions):
             raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
         if found:
             positions = configurations[found[0]]["position_embeddings"]
             layers = [attentions.index(module) for module in within] if rotary else None
-            # proved before it was saved
+            # the proof was made before saving
             attach(part, encodings, position_embeddings=positions, layers=layers, prove=False)
         for name, module in zip(found, within, strict=True):
             _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
@@ -175,7 +175,7 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
 
 def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Tensor]) -> None:
     """Load the saved numbers of an attached encoding."""
-    try:  # assigned, not copied: they keep the dtype in which they were saved
+    try:  # numbers are assigned, so that they keep the dtype in which they were saved
         bias.load_state_dict({key: tensor.to(bias.encoding.device) for key, tensor in tensors.items()}, assign=True)
     except RuntimeError as error:
         raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
@@ -184,7 +184,7 @@ def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Ten
 def _attachable(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]]]:
     """Return the parts of a model that `attach` takes, each with its attention modules: both halves of T5."""
     found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
-    for module in model.modules():  # outermost first, so that `attach` is given the model with its head
+    for module in model.modules():  # the model with its head comes before the part without it
         if isinstance(module, PreTrainedModel):
             base = family_of(module).base(module)
             found.setdefault(base, (module, family_of(base).attention_modules(base)))
@@ -224,7 +224,7 @@ def _names_by_module(names: list[str], model: PreTrainedModel) -> dict[nn.Module
 
 def _renamed(names: list[str], model: PreTrainedModel) -> list[str]:
     """Return the names under which transformers has loaded these modules: those of the hub may be older."""
-    conversions = copy.deepcopy(getattr(model, "_weight_conversions", None) or [])  # which note what was used
+    conversions = copy.deepcopy(getattr(model, "_weight_conversions", None) or [])  # a conversion notes its use
     ending = f".{ATTACHED}.{CONFIGURATION}"
     keys = [name + ending for name in names]
     for conversion in conversions:

@@ -23,7 +23,7 @@ from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_di
 
 _TOKENS = 7
 _ORDER = [3, 0, 6, 2, 5, 1, 4]
-_EXACT = 1e-4  # how far a weight may be from the softmax of logits and bias, in float32
+_EXACT = 1e-4  # the largest accepted difference of a weight from the softmax of logits and bias, in float32
 
 
 class NotProvedError(ValueError):
@@ -132,7 +132,9 @@ def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two outputs are equal but for rounding."""
-    return largest_difference(one, other) <= max(ROUNDING, 8 * torch.finfo(other.dtype).eps)  # not >: NaN is not equal
+    return largest_difference(one, other) <= max(
+        ROUNDING, 8 * torch.finfo(other.dtype).eps
+    )  # <=, because NaN is unequal
 
 
 # ---- the weights
@@ -155,7 +157,7 @@ class _Seen:
         """Note an attention before it gets the bias."""
         if len(self.biased) in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
-        self._noting = True  # the attention computed here is not one of the model
+        self._noting = True  # an attention computed for this note is not the model's
         self.plain[len(self.biased)] = (bias, *plain())
         self._noting = False
 
@@ -184,7 +186,9 @@ def _check_weights(model: SequenceModel, bias: PositionalBias, plain: Tensor, vi
     if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.heads):
         shapes = f"{tuple(plain.shape)} and {tuple(biased.shape)}"
         raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.heads} heads of {n} tokens")
-    plain = plain.reshape(-1, bias.heads, n, columns).cpu().double()  # more columns than tokens: sinks, without bias
+    plain = (
+        plain.reshape(-1, bias.heads, n, columns).cpu().double()
+    )  # columns beyond the tokens are sinks, which get no bias
     biased = biased.reshape(-1, bias.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
@@ -204,7 +208,7 @@ def _hooks(base: nn.Module) -> list[str]:
         f"{getattr(hook, '__qualname__', type(hook).__name__)} on {name}"
         for name, module in base.named_modules()
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        if not getattr(hook, "__module__", "").startswith("transformers.")  # which records attention with hooks
+        if not getattr(hook, "__module__", "").startswith("transformers.")  # transformers records attention with hooks
     ]
 
 

@@ -67,7 +67,7 @@ def _save_pretrained(model: Any, previous: Callable[..., Any] | None, *args: Any
     state_dict = kwargs.get("state_dict", args[2] if len(args) > 2 else None)
     plain = state_dict is not None and not any(f".{ATTACHED}." in key for key in state_dict)
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
-        if attached_biases(model) and not plain:  # not removed through a part of the model
+        if attached_biases(model) and not plain:  # false if the encodings were removed through a part
             setattr(model.config, BLOCKING_KEY, _REASON)
             kwargs.setdefault("save_original_format", False)  # `load` looks for the names of the model's modules
         called(model, "save_pretrained", previous)(*args, **kwargs)
@@ -80,7 +80,7 @@ def _collected(model: Any, state_dict: Any, prefix: str, metadata: Any) -> None:
     that are running say both.
     """
     biases, around = attached_biases(model), []
-    if not biases:  # removed through a part of the model
+    if not biases:  # the encodings were removed through a part of the model
         return
     for depth, frame in enumerate(_callers(), start=2):
         if frame.f_code is nn.Module.state_dict.__code__:

@@ -23,7 +23,7 @@ from pelocality.models.observer import (
 if TYPE_CHECKING:
     from pelocality.models.attaching.bias import PositionalBias
 
-_LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # by which Granite scales the output for its sinks
+_LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # Granite scales its output by this for its sinks
 _ATTENTION = (
     functional.scaled_dot_product_attention,
     functional.multi_head_attention_forward,
@@ -168,7 +168,7 @@ class Biased(TorchFunctionMode):
         largest = own.detach().amax(-1, keepdim=True)
         if self.expected is None or self.expected.visible is None:
             visible = own > largest + HIDDEN
-        else:  # and what the module hides itself, such as keys that it has not selected
+        else:  # a module may hide more keys itself, such as those that it has not selected
             visible = self.expected.visible & (own > largest + MASKED)
         if note and self.note is not None:
             self.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
@@ -191,7 +191,7 @@ class Biased(TorchFunctionMode):
             return slots if slots >= queries else None
         if queries != self.expected.queries:
             return None
-        if slots == queries:  # without a cache, or before it is filled
+        if slots == queries:  # no cache, or an empty one
             return queries
         return self.expected.keys if slots == self.expected.slots >= self.expected.keys else None
 
@@ -219,7 +219,7 @@ def _least(states: Tensor) -> float:
     The softmax of a row of -inf alone would be NaN.
     """
     device = states.device.type
-    dtypes = [states.dtype, torch.float32]  # many families take the softmax in float32, of float64 too
+    dtypes = [states.dtype, torch.float32]  # many families take the softmax of float64 in float32
     if torch.is_autocast_enabled(device):
         dtypes.append(torch.get_autocast_dtype(device))
     return max(torch.finfo(dtype).min for dtype in dtypes)

@@ -116,7 +116,7 @@ def _plan(model: SequenceModel) -> _Plan:
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     farthest = _farthest(config, rotary)
-    computed = all(each.options for each in rotary)  # GPT-J reads its angles from a table instead
+    computed = all(each.options for each in rotary)  # GPT-J has no options, and reads its angles from a table
     return _Plan(config, rotary, sizes, length, farthest, sys.maxsize if computed else farthest)
 
 

@@ -210,7 +210,7 @@ def bias_of(call: Call) -> Tensor:
 
 def _rounding_of(call: Call, bias: Tensor) -> Tensor:
     """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits and of a table."""
-    table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon's, in any model
+    table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon keeps its table in bfloat16
     return _precision_of(call, bias) + table
 
 
@@ -315,7 +315,7 @@ def _mask_differences(plain: Call, masked: Call) -> list[str]:
     windows = [window_text(each.reach.window, each.reach.causal) for each in (masked, plain)]
     if windows[0] != windows[1] and not unreached and "irregular" not in windows:
         return ["measured window {}, without a mask {}".format(*windows)]
-    moved = len(plain.logits[0]) - len(masked.logits[0])  # the same by position, not by distance, in SqueezeBert
+    moved = len(plain.logits[0]) - len(masked.logits[0])  # SqueezeBert hides keys by position, not by distance
     nearest = first_difference(plain, masked)
     if nearest is None or (moved and first_difference(plain, masked, moved) is None):
         return []

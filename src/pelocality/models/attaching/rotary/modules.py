@@ -27,7 +27,7 @@ from pelocality.models.attaching.rotary.by_head import ByHead
 from pelocality.models.families import SOURCE, without_cache
 from pelocality.models.sequence_model import SequenceModel
 
-# Names under which attention modules take cosines and sines.
+# Attention modules take cosines and sines under these names.
 _ANGLES = re.compile("position_embeddings|^cos|^sin|freqs|rotary")
 
 
@@ -76,7 +76,7 @@ class PositionalRotary(PositionalBias):
 
 def _angles(encoding: RotaryEncoding, source: _Source) -> Any:
     """Return what a rotary module returns, for other frequencies: cosines and sines, or complex numbers."""
-    method = inspect.unwrap(type(source.rotary).forward)  # without the decorators that stop gradients
+    method = inspect.unwrap(type(source.rotary).forward)  # the decorators of this method stop gradients
     scaling = {scaling_name(source.name): encoding.attention_scaling}
     others = [{source.name: each} | scaling for each in encoding.frequencies]
     by_head = [method(_WithOther(source.rotary, each), **source.call) for each in others]

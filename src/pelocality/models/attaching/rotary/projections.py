@@ -23,7 +23,7 @@ class PositionalProjection(PositionalBias):
 
     encoding: RotaryEncoding
     record: KnownLogits
-    first = 0  # position of the first token of the call: the number of cached keys
+    first = 0  # the position of the first token of a call is the number of cached keys
 
     def install(self, attention: nn.Module) -> None:  # noqa: D102
         super().install(attention)
