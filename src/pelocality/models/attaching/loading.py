@@ -84,27 +84,24 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
             model = loaded_class.from_pretrained(path, **options)
     names = _names_by_module(list(saved), model)
-    in_modules = {module: name for module, name in names.items() if "module" in configurations[name]}
-    if in_modules:
-        install_saved(model, {module: configurations[name] for module, name in in_modules.items()})
-    for module, name in in_modules.items():
-        _load_numbers(path, name, module.get_submodule(ATTACHED), saved[names.pop(module)])
+    rest = {module: configurations[name] for module, name in names.items()}
+    if of_module := {module: rest.pop(module) for module in list(rest) if "module" in rest[module]}:
+        install_saved(model, of_module)
     for part, attentions in _attachable(model):
-        within = [module for module in attentions if module in names]
-        found = [names.pop(module) for module in within]
-        encodings = [configurations[name]["encoding"] for name in found]
-        rotary = bool(encodings) and isinstance(encodings[0], RotaryEncoding)  # a layer may lack a rotation, not a bias
-        if found and not rotary and len(found) < len(attentions):
+        layers = [layer for layer, module in enumerate(attentions) if module in rest]
+        found = [rest.pop(attentions[layer]) for layer in layers]
+        if not found:
+            continue
+        encodings = [configuration["encoding"] for configuration in found]
+        rotary = isinstance(encodings[0], RotaryEncoding)  # a layer may lack a rotation, not a bias
+        if not rotary and len(found) < len(attentions):
             raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
-        if found:
-            positions = configurations[found[0]]["position_embeddings"]
-            layers = [attentions.index(module) for module in within] if rotary else None
-            # the proof was made before saving
-            attach(part, encodings, position_embeddings=positions, layers=layers, prove=False)
-        for name, module in zip(found, within, strict=True):
-            _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
-    if names:
-        raise ValueError(f"the model has no attention module for the saved encoding '{next(iter(names.values()))}'")
+        positions, some = found[0]["position_embeddings"], layers if rotary else None
+        attach(part, encodings, position_embeddings=positions, layers=some, prove=False)  # it was proved before saving
+    if rest:
+        raise ValueError(f"the model has no attention module for the saved encoding '{names[next(iter(rest))]}'")
+    for module, name in names.items():
+        _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
     mark_saved_folders(model)
     return model
 
