@@ -8,9 +8,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
+from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, RotaryEncoding, _cache
 from pelocality.models import SequenceModel, _calls, _restore, attached
 from pelocality.models.attaching import attachment, bias, disable, family, kind, saving
+from pelocality.models.attaching.rotary import modules, projections
 from pelocality.models.families import _keys, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
@@ -359,6 +360,28 @@ def test_an_interrupt_while_attaching_restores_the_model(name):
 
     call()  # what is set up once in a process is set up here
     assert every_interrupt(call, check, ATTACHING, prepare) > 60
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_an_interrupt_while_attaching_rotations_restores_the_model(name):
+    model, handles = tiny(name), []
+    rotation = RotaryEncoding.from_model(model) if name == "llama" else RotaryEncoding(4)
+    before, hanging = state(model), attributes_and_hooks(model)
+
+    def check(at):
+        assert same(before, state(model)), at
+        assert attributes_and_hooks(model) == hanging, at
+
+    def prepare():
+        while handles:
+            handles.pop().remove()
+
+    def call():
+        handles.append(attach(model, rotation.scaled(0.5)))
+
+    call()
+    files = [each.__file__ for each in (attachment, bias, kind, modules, projections)]
+    assert every_interrupt(call, check, files, prepare) > 60
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)
