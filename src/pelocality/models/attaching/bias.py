@@ -82,9 +82,8 @@ class PositionalBias(nn.Module):
         encoding: Encoding,
         place: Place,
         record: Architecture | None,
-        *,
         positions_disabled: bool,
-        disabled: Sequence[str] = (),
+        disabled: Sequence[str],
         implementation: str | None,
     ) -> None:
         super().__init__()

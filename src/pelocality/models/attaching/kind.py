@@ -65,8 +65,7 @@ class Kind(ABC):
         names = self.names if disable else ()
         for each, place in zip(encodings, self.places, strict=True):
             if each is not None:
-                options: dict[str, Any] = {"positions_disabled": disable, "disabled": names}
-                self.submodule(each, place, record, implementation=implementation, **options).install(place.module)
+                self.submodule(each, place, record, disable, names, implementation).install(place.module)
         for module in transformers_parts(self.model):
             mark_saved_folders(module)
         base.register_load_state_dict_pre_hook(check_state_dict)

@@ -1,9 +1,9 @@
 """Weights without the attached encodings, and folders that transformers alone would load without them: refused."""
 
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -82,7 +82,7 @@ def _collected(model: Any, state_dict: Any, prefix: str, metadata: Any) -> None:
     biases, around = attached_biases(model), []
     if not biases:  # the encodings were removed through a part of the model
         return
-    for depth, frame in enumerate(_callers(), start=2):
+    for depth, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), start=2):
         if frame.f_code is nn.Module.state_dict.__code__:
             owner = frame.f_locals["self"]
             if owner is not model and _collected in owner._state_dict_hooks.values():  # this hook runs there too
@@ -96,14 +96,6 @@ def _collected(model: Any, state_dict: Any, prefix: str, metadata: Any) -> None:
             break
     for each in around:
         override(each, "save_pretrained", _save_pretrained)
-
-
-def _callers() -> Iterator[FrameType]:
-    """Return the frames of the functions that are running, from the caller of the caller outwards."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _mark_configuration(model: Any, call: dict[str, Any]) -> None:

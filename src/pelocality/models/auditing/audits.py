@@ -131,8 +131,8 @@ def _audit(model: SequenceModel, plan: _Plan, input_ids: Any, length: int, farth
         reading = read(model, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
         raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
-    through_padding = comparison.counted_through_padding(reading)
     counts_tokens = declarations(config).counts_tokens or generates(model)
+    through_padding = comparison.counted_through_padding(reading)
     at_input = comparison.compare_inputs(config, reading)
     at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
     rows = [_row(config, layer, reading, place, causal, at_input) for place, layer in enumerate(reading.layers)]
