@@ -144,13 +144,12 @@ def attach(
     _check_adapters(model.given)
     if model.encodings or any(bias.record is None for bias in attached_biases(model.given)):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
-    disabled = position_embeddings == "disable"
-    kind = _kind(model, encoding)(model, disable=disabled, names=disable, inputs=example_inputs)
+    disables = position_embeddings == "disable"
+    kind = _kind(model, encoding)(model, disable=disables, names=disable, inputs=example_inputs)
     encodings = kind.prepare(encoding, layers, prove=prove)
     with restoring_on_error(functools.partial(remove, model)):
-        kind.install(encodings, disable=disabled)
-        every = tuple(each for each in encodings if each is not None)
-        return Attachment(model.given, every, position_embeddings)
+        kind.install(encodings, disable=kind.disable)
+        return Attachment(model.given, tuple(each for each in encodings if each is not None), position_embeddings)
 
 
 def _kind(model: SequenceModel, encoding: Any) -> type[Kind]:

@@ -117,13 +117,8 @@ def _with_angles(angles: Callable[[_Source], Any], arguments: Any) -> tuple[Any,
     return tree_map(own, arguments), bool(found)
 
 
-def _mark_sources(base: nn.Module) -> None:
-    """Make the rotary modules of a model note on their outputs where they come from."""
-    for module in rotary_modules(base):
-        override_forward(module, _marked)
-
-
 def _marked(rotary: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """Return the output of a rotary module, with a note on it of where it comes from."""
     output = called(rotary, "forward", previous)(*args, **kwargs)
     call = call_of(rotary, args, kwargs)
     for index, each in enumerate(output if isinstance(output, tuple) else (output,)):
@@ -158,8 +153,9 @@ class ModuleRotation(Kind):
         return encodings
 
     def switch_on(self, *, disable: bool) -> None:
-        """Mark the cosines and sines by which attention modules find the rotary module that gave them."""
-        _mark_sources(self.model.module)
+        """Make rotary modules mark their cosines and sines, by which attention modules compute others."""
+        for module in rotary_modules(self.model.module):
+            override_forward(module, _marked)
 
     def own_rotations(self) -> list[Any]:
         """Return the rotation of each attention module, None where it does not rotate; found by running a few tokens.
@@ -187,7 +183,7 @@ class ModuleRotation(Kind):
         model, modules = self.model, [place.module for place in self.places]
         marked = restoring(functools.partial(remove, model))
         with proving(model, "a rotary encoding"), marked, hooked(modules, after=note):
-            _mark_sources(model.module)
+            self.switch_on(disable=True)
             few_tokens(model)
             if copied := [number for number, module in enumerate(modules) if module in unknown]:
                 raise NotProvedError(
