@@ -272,7 +272,7 @@ class SequenceModel:
         if "encoder_hidden_states" in accepted and crosses and "encoder_hidden_states" not in inputs:
             width = getattr(self.config, "cross_attention_hidden_size", None) or self.config.hidden_size
             first = next(iter(inputs.values()))
-            keys = 3 if first.shape[1] == 1 else 1  # another number than that of the tokens
+            keys = 3 if first.shape[1] == 1 else 1  # there are more or fewer keys than tokens
             zeros = torch.zeros(len(first), keys, width, dtype=self.dtype, device=first.device)
             inputs["encoder_hidden_states"] = zeros
         if "output_attentions" in accepted:
@@ -354,7 +354,7 @@ class SequenceModel:
         hidden = [config for config, implementation in before if implementation not in _OBSERVED]
 
         def undo() -> None:
-            for config, implementation in before if hidden else ():  # outer first: setting it also sets those inside
+            for config, implementation in before if hidden else ():  # setting an outer one also sets those inside
                 config._attn_implementation = implementation
 
         with restoring(undo):
@@ -423,7 +423,7 @@ def requested_layers(
 def configurations(module: nn.Module) -> list[Any]:
     """Return every configuration with an attention implementation, outer ones before those inside them."""
     configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
-    for config in configs:  # grows by the configurations inside
+    for config in configs:  # the list grows by the configurations inside
         configs += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
     found = {id(config): config for config in configs if hasattr(config, "_attn_implementation")}
     return list(found.values())
@@ -468,7 +468,7 @@ def _bare(model: nn.Module) -> nn.Module:
     while (name := next((each for each in ("_orig_mod", "module") if _wraps(inner, each)), None)) is not None:
         inner = getattr(inner, name)
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
-        inner = inner.base_model  # that of DINOv3 reads hidden states, no images
+        inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
     module: nn.Module = inner
     return module
 
