@@ -36,8 +36,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from benchmarks.attaching import off_by
 from pelocality import NoEncoding, RotaryEncoding, attach, audit, positional_attention
 from pelocality.models import SequenceModel
-from pelocality.models.attaching.places import known_places
-from pelocality.models.attaching.rotary.modules import has_rotations, key_heads, own_rotations
+from pelocality.models.attaching.rotary.modules import ModuleRotation, has_rotations, rotary_places
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
 _LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names
@@ -238,10 +237,11 @@ def rotated(model: Any) -> str:
     if not has_rotations(known):
         attach(model, RotaryEncoding(4)).remove()
         return "yes"
-    places = known_places(known)
-    own = own_rotations(known, places)
-    attach(model, [each.scaled(0.8) for each in own.values()]).remove()
-    heads = [each.with_heads(key_heads(places[number])) for number, each in own.items()]
+    kind = ModuleRotation(known, disable=True)
+    kind.places = rotary_places(known)
+    own = [(place, each) for place, each in zip(kind.places, kind.own_rotations(), strict=True) if each is not None]
+    attach(model, [each.scaled(0.8) for _, each in own]).remove()
+    heads = [each.with_heads(place.heads) for place, each in own]
     by_head = [each.scaled([0.5 + head / each.heads for head in range(each.heads)]) for each in heads]
     try:
         attach(model, by_head).remove()

@@ -345,7 +345,7 @@ def test_attention_that_leaves_out_the_bias_is_refused():
 
 
 def test_an_interrupt_while_attaching_restores_the_module():
-    from pelocality.models.attaching import attachment, bias, disable
+    from pelocality.models.attaching import any_module, attachment, bias, disable, kind
 
     model, handles = seeded(Own).eval(), []
     names, before = [set(vars(module)) for module in model.modules()], output_of(model, IDS)
@@ -368,7 +368,7 @@ def test_an_interrupt_while_attaching_restores_the_module():
         prepare()
         check(at)
 
-    files = (attachment.__file__, bias.__file__, disable.__file__)
+    files = [each.__file__ for each in (any_module, attachment, bias, disable, kind)]
     assert every_interrupt(call, check_or_remove, files, prepare) > 50
 
 

@@ -8,9 +8,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, _cache
-from pelocality.models import _calls, _restore, attached
-from pelocality.models.attaching import attachment, bias, disable, places, saving
+from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, RotaryEncoding, _cache
+from pelocality.models import SequenceModel, _calls, _restore, attached
+from pelocality.models.attaching import attachment, bias, disable, family, kind, saving
+from pelocality.models.attaching.rotary import modules, projections
 from pelocality.models.families import _keys, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
@@ -293,16 +294,18 @@ def test_the_repr_of_the_handle_shows_the_encodings_but_not_the_model():
 
 def test_errors_name_the_invalid_argument():
     model = tiny("bert")
-    for wrong, kind, message in [
+    for wrong, error, message in [
         (3.0, TypeError, "encoding must be a pelocality Encoding"),
         ([NoEncoding(), "x", NoEncoding()], TypeError, "encoding must be a pelocality Encoding"),
         ([NoEncoding()] * 2, ValueError, "a list of 3"),
         (ALiBi(heads=3), ValueError, "1 or 2 heads, as the attention has, got 3"),
     ]:
-        with pytest.raises(kind, match=message):
+        with pytest.raises(error, match=message):
             attach(model, wrong)
     with pytest.raises(ValueError, match="must be 'disable' or 'keep', got 'drop'"):
         attach(model, NoEncoding(), position_embeddings="drop")
+    with pytest.raises(ValueError, match="example_inputs is for modules that read no token ids"):
+        attach(SequenceModel(model), NoEncoding(), example_inputs=tokens(1, 4))
     with pytest.raises(TypeError, match="transformers PreTrainedModel"):
         attach(nn.Linear(2, 2), NoEncoding())
     assert attached(model) is None
@@ -314,7 +317,7 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
 
     model, ids = tiny("bert"), tokens(1, N)
     before, output = set(model.state_dict()), hidden(model, ids)
-    monkeypatch.setattr(attachment, "disable_positions", fail)
+    monkeypatch.setattr(family, "disable_positions", fail)
     with pytest.raises(KeyboardInterrupt):
         attach(model, normalised_over_keys())
     assert attached(model) is None
@@ -322,7 +325,7 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, bias, disable, places, _restore, saving)
+OF_MODELS = (attachment, bias, disable, family, kind, _restore, saving)
 OF_FAMILIES = (_calls, _keys, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]
@@ -357,6 +360,28 @@ def test_an_interrupt_while_attaching_restores_the_model(name):
 
     call()  # what is set up once in a process is set up here
     assert every_interrupt(call, check, ATTACHING, prepare) > 60
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_an_interrupt_while_attaching_rotations_restores_the_model(name):
+    model, handles = tiny(name), []
+    rotation = RotaryEncoding.from_model(model) if name == "llama" else RotaryEncoding(4)
+    before, hanging = state(model), attributes_and_hooks(model)
+
+    def check(at):
+        assert same(before, state(model)), at
+        assert attributes_and_hooks(model) == hanging, at
+
+    def prepare():
+        while handles:
+            handles.pop().remove()
+
+    def call():
+        handles.append(attach(model, rotation.scaled(0.5)))
+
+    call()
+    files = [each.__file__ for each in (attachment, bias, kind, modules, projections)]
+    assert every_interrupt(call, check, files, prepare) > 60
 
 
 @pytest.mark.parametrize("name", INTERRUPTED)

@@ -40,10 +40,9 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
             )
         for name in frequency_buffers(module):
             layer_type = name.removesuffix("inv_freq").rstrip("_") or None
-            scaling = float(getattr(module, name.replace("inv_freq", "attention_scaling"), 1.0))
             parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
             base = parameters.get(layer_type, parameters).get("rope_theta", 10000.0)
-            found.append(Rotation(place, layer_type, module.get_buffer(name).detach(), scaling, base))
+            found.append(Rotation(place, layer_type, module.get_buffer(name).detach(), scaling_of(module, name), base))
     if not found:
         raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
     return found
@@ -64,6 +63,16 @@ def frequency_buffers(module: nn.Module) -> list[str]:
     """Return the names of the buffers of a rotary module of transformers that hold frequencies in use."""
     names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
     return [name for name in names if not name.endswith(("original_inv_freq", "long_inv_freq"))]
+
+
+def scaling_name(frequencies: str) -> str:
+    """Return the name of the attribute with the attention scaling that belongs to a buffer of frequencies."""
+    return frequencies.replace("inv_freq", "attention_scaling")
+
+
+def scaling_of(module: nn.Module, frequencies: str) -> float:
+    """Return the attention scaling that belongs to a buffer of frequencies, 1 without one."""
+    return float(getattr(module, scaling_name(frequencies), 1.0))
 
 
 def checked_scaling(scaling: Any) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Restoring a user's model, even where an interrupt falls into the restoration."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,28 +65,34 @@ def called(target: Any, name: str, previous: Callable[..., Any] | None) -> Calla
     return previous or functools.partial(getattr(type(target), name), target)
 
 
-def restore_method(target: Any, name: str, function: Callable[..., Any]) -> None:
-    """Undo `override`."""
-    found = target.__dict__.get(name)
-    if getattr(found, "func", None) is function:
-        del target.__dict__[name]
-        if found.args[1] is not None:
-            target.__dict__[name] = found.args[1]
-
-
 def override_forward(module: nn.Module, function: Callable[..., Any]) -> None:
     """Put a function in place of a forward pass, inside the hooks of accelerate, which may be removed before it."""
     override(module, "_old_forward" if "_old_forward" in module.__dict__ else "forward", function)
 
 
-def restore_forward(module: nn.Module, function: Callable[..., Any]) -> None:
-    """Undo `override_forward`."""
-    before = len(module.__dict__)
-    for name in ("forward", "_old_forward"):
-        restore_method(module, name, function)
-    hooked_after = "_hf_hook" in module.__dict__ and "_old_forward" not in module.__dict__
-    if hooked_after and len(module.__dict__) < before:
-        module.__dict__["_old_forward"] = called(module, "forward", None)
+def restore_module(module: nn.Module, package: str) -> None:
+    """Remove every hook of a module whose function is defined in a package, and undo every `override` by one.
+
+    Unlike the handles that registering returns, this works on copies of the module.
+    """
+
+    def belongs(hook: Any) -> bool:
+        function = getattr(hook, "hook", hook)  # torch wraps the hooks of loading
+        return str(getattr(getattr(function, "func", function), "__module__", "")).startswith(package)
+
+    _unhook(module, belongs)
+    for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
+        for key in [key for key, hook in hooks.items() if belongs(hook)]:
+            del hooks[key]
+    for name, method in list(module.__dict__.items()):
+        if isinstance(method, functools.partial) and inspect.isfunction(method.func) and belongs(method):
+            previous = method.args[1]
+            if previous is None and name == "_old_forward":  # accelerate's later hooks need a method there
+                previous = called(module, "forward", None)
+            if previous is None:
+                del module.__dict__[name]
+            else:
+                module.__dict__[name] = previous
 
 
 @contextmanager
@@ -109,7 +116,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
     with restoring(undo):
         model.eval()
-        torch.set_grad_enabled(False)  # a model that cached tensors of inference_mode could not be trained later
+        torch.set_grad_enabled(False)  # tensors of inference_mode that a model caches could not be trained
         forget_longest_input(model)
         yield
 
@@ -134,7 +141,7 @@ def hooked(
 
     def undo() -> None:
         for module in unique:
-            unhook(module, before, after)
+            _unhook(module, lambda hook: hook in (before, after))
 
     with restoring(undo):
         for module in unique:
@@ -145,16 +152,12 @@ def hooked(
         yield
 
 
-def unhook(module: nn.Module, *functions: Callable[..., Any] | None) -> None:
-    """Remove hooks that are these functions, or partials of them, from a module.
-
-    Unlike the handle that registering returns, this works on copies of the module.
-    """
+def _unhook(module: nn.Module, belongs: Callable[[Any], bool]) -> None:
+    """Remove the hooks around the forward pass of a module for which a condition holds."""
     for hooks, flags in (
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
         (module._forward_hooks, module._forward_hooks_with_kwargs),
     ):
-        for key, hook in list(hooks.items()):
-            if getattr(hook, "func", hook) in functions:
-                flags.pop(key, None)  # first, because an interrupt would leave a flag without its hook forever
-                del hooks[key]
+        for key in [key for key, hook in hooks.items() if belongs(hook)]:
+            flags.pop(key, None)  # flags go first, because an interrupt would leave a flag without its hook forever
+            del hooks[key]

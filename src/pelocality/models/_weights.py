@@ -15,7 +15,7 @@ def token_embeddings(base: Any) -> Any:
     """Return the module that turns token ids into vectors, or None."""
     try:
         module = base.get_input_embeddings()
-    except (NotImplementedError, AttributeError):  # transformers raises it where there are none
+    except (NotImplementedError, AttributeError):  # transformers raises these for a model without token embeddings
         return None
     return module if isinstance(module, nn.Module) and hasattr(module, "weight") else None
 
@@ -29,9 +29,8 @@ def embedding_weight(base: Any) -> Tensor:
 
 def reads_tokens(module: Any) -> bool:
     """Return whether a module is a transformers model that turns token ids into vectors."""
-    if not isinstance(module, PreTrainedModel) or "input_ids" not in argument_names(module):
-        return False
-    return token_embeddings(module) is not None
+    has_tokens = isinstance(module, PreTrainedModel) and token_embeddings(module) is not None
+    return has_tokens and "input_ids" in argument_names(module)
 
 
 def hooks_of(module: nn.Module) -> list[Any]:

@@ -98,9 +98,10 @@ class SequenceModel:
             raise ValueError(f"positions of distances have no opposite keys, which results compare; {advice}")
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
         own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
-        self.module: Any = _bare(model) if own else _transformer(model)
+        found = _transformers_models(model)
+        self.module: Any = _bare(model) if own else _transformer(model, found)
         self.family: Any = family_of(self.module)
-        self.with_head: Any = next(iter(_transformers_models(model)), self.module)
+        self.with_head: Any = found[0] if found else self.module
         prompts = (each for each in model.modules() if _has_learned_prompt(each))
         self._prompt = next((type(each).__name__ for each in prompts), "")
 
@@ -308,7 +309,7 @@ class SequenceModel:
         if "encoder_hidden_states" in accepted and crosses and "encoder_hidden_states" not in inputs:
             width = getattr(self.config, "cross_attention_hidden_size", None) or self.config.hidden_size
             first = next(iter(inputs.values()))
-            keys = 3 if first.shape[1] == 1 else 1  # another number than that of the tokens
+            keys = 3 if first.shape[1] == 1 else 1  # there are more or fewer keys than tokens
             zeros = torch.zeros(len(first), keys, width, dtype=self.dtype, device=first.device)
             inputs["encoder_hidden_states"] = zeros
         if "output_attentions" in accepted:
@@ -390,7 +391,7 @@ class SequenceModel:
         hidden = [config for config, implementation in before if implementation not in _OBSERVED]
 
         def undo() -> None:
-            for config, implementation in before if hidden else ():  # outer first: setting it also sets those inside
+            for config, implementation in before if hidden else ():  # setting an outer one also sets those inside
                 config._attn_implementation = implementation
 
         with restoring(undo):
@@ -459,7 +460,7 @@ def requested_layers(
 def configurations(module: nn.Module) -> list[Any]:
     """Return every configuration with an attention implementation, outer ones before those inside them."""
     configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
-    for config in configs:  # grows by the configurations inside
+    for config in configs:  # the list grows by the configurations inside
         configs += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
     found = {id(config): config for config in configs if hasattr(config, "_attn_implementation")}
     return list(found.values())
@@ -468,9 +469,8 @@ def configurations(module: nn.Module) -> list[Any]:
 # ---- finding what runs
 
 
-def _transformer(model: Any) -> Any:
-    """Return the bare transformer that reads token ids in a model."""
-    found = _transformers_models(model)
+def _transformer(model: Any, found: list[Any]) -> Any:
+    """Return the bare transformer that reads token ids in a model, of the transformers models found in it."""
     if len(found) > 1:
         names = ", ".join(type(each).__name__ for each in found)
         raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")
@@ -505,7 +505,7 @@ def _bare(model: nn.Module) -> nn.Module:
     while (name := next((each for each in ("_orig_mod", "module") if _wraps(inner, each)), None)) is not None:
         inner = getattr(inner, name)
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
-        inner = inner.base_model  # that of DINOv3 reads hidden states, no images
+        inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
     module: nn.Module = inner
     return module
 

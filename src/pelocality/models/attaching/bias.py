@@ -4,29 +4,38 @@ import functools
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import (
-    called,
-    override,
-    override_forward,
-    restore_forward,
-    restore_method,
-    unhook,
-)
+from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
-from pelocality.models.attaching.places import Place
 from pelocality.models.attaching.softmax import Biased
 from pelocality.models.families import ATTACHED, Architecture
 from pelocality.models.observer import active
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
+
+
+class Place(NamedTuple):
+    """A module that computes attention itself, not in a part of it.
+
+    Attributes:
+        module: The module.
+        heads: The number of its heads.
+        sink: Whether its softmax has one more column than keys.
+        causal: Whether no query saw a later key.
+    """
+
+    module: nn.Module
+    heads: int
+    sink: bool = False
+    causal: bool = False
+
 
 _NAMES = ("encoding", "position_embeddings", "attn_implementation")
 
@@ -73,9 +82,8 @@ class PositionalBias(nn.Module):
         encoding: Encoding,
         place: Place,
         record: Architecture | None,
-        *,
         positions_disabled: bool,
-        disabled: Sequence[str] = (),
+        disabled: Sequence[str],
         implementation: str | None,
     ) -> None:
         super().__init__()
@@ -86,13 +94,8 @@ class PositionalBias(nn.Module):
         self.implementation = implementation
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
-        self.key = uuid.uuid4().hex  # of this one and its copies: peft puts a copy in its place
-        self.get_extra_state()  # refuses an encoding that could not be saved
-
-    @property
-    def method(self) -> Callable[..., Any]:
-        """The function in the place of the forward pass of the attention module, as `override` calls it."""
-        return _forward_with_bias
+        self.key = uuid.uuid4().hex  # copies have the same key: peft replaces the module by a copy
+        self.get_extra_state()  # an encoding that could not be saved is refused here
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -121,7 +124,7 @@ class PositionalBias(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         """Refuse the configuration of another encoding; numbers are loaded as usual."""
-        if not isinstance(state, Tensor):  # what torch.distributed.checkpoint fills in for a shard without it
+        if not isinstance(state, Tensor):  # torch.distributed.checkpoint fills in another object for a missing shard
             return
         saved, here = read_configuration(state), self.configuration
         same_positions = saved["position_embeddings"] == here["position_embeddings"]
@@ -136,7 +139,7 @@ class PositionalBias(nn.Module):
                 other = Encoding.from_configuration(configuration)
                 other.to(self.encoding.device, self.encoding.dtype)
                 other.load_state_dict(self.encoding.state_dict(), assign=True)
-            except (TypeError, ValueError, RuntimeError):  # there is no such encoding, or it has other numbers
+            except (TypeError, ValueError, RuntimeError):  # no such encoding, or one of other shapes
                 return False
             return other.configuration() == self.encoding.configuration()
 
@@ -144,7 +147,7 @@ class PositionalBias(nn.Module):
         """Add this module to a module that computes attention, whose logits then get the bias."""
         attention.add_module(ATTACHED, self)
         record = self.record if self.record is not None and self.positions_disabled else Architecture()
-        # with gradients of zero, an optimiser would still decay the unused weights of disabled positions
+        # an optimiser would decay the unused weights of disabled positions if their gradients were zero
         for name in record.position_weights:
             weight = attention.get_parameter(name)
             if weight.requires_grad:
@@ -154,18 +157,33 @@ class PositionalBias(nn.Module):
             override(attention, name, _no_logits)
         attention.register_forward_pre_hook(_check_forward)
         override(attention, "_replicate_for_data_parallel", _replicate)
-        override_forward(attention, self.method)
+        override_forward(attention, _forward)
 
     def uninstall(self, attention: nn.Module) -> None:
-        """Undo `install`."""
-        restore_forward(attention, self.method)
-        restore_method(attention, "_replicate_for_data_parallel", _replicate)
-        unhook(attention, _check_forward)
-        for name in self.record.position_methods if self.record is not None else ():
-            restore_method(attention, name, _no_logits)
+        """Undo what `install` has done, except for hooks and methods."""
         for name in self.frozen:
             attention.get_parameter(name).requires_grad_(True)
         delattr(attention, ATTACHED)
+
+    def run(self, attention: Any, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Return what the forward pass of the attention module returns with the bias."""
+        expected = None
+        if self.record is not None:
+            args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
+            expected = self.record.keys(attention, kwargs)
+        mode = Biased(self, expected)
+        if torch.compiler.is_compiling():
+            with mode:
+                return forward(*args, **kwargs)
+        with active(mode):
+            output = forward(*args, **kwargs)
+        mode.check(type(attention).__name__)
+        return output
+
+    def without_positions(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call of the attention module, with zeros for positions if these are disabled."""
+        names = self.record.position_arguments if self.record is not None and self.positions_disabled else ()
+        return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 
     def bias(
         self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
@@ -176,34 +194,18 @@ class PositionalBias(nn.Module):
         return bias if bias.ndim == 4 else bias[None]
 
 
-def _forward_with_bias(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    forward, bias = called(attention, "forward", previous), attention._modules.get(ATTACHED)
-    if bias is None:  # removed after another library had replaced the method
+def _forward(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """Run an attention module with its encoding."""
+    forward, attached = called(attention, "forward", previous), attention._modules.get(ATTACHED)
+    if attached is None:  # the encoding was removed after another library had replaced the method
         return forward(*args, **kwargs)
-    expected = None
-    if bias.record is not None:
-        args, kwargs = (), without_positions(bias, call_of(attention, args, kwargs))
-        expected = bias.record.keys(attention, kwargs)
-    mode = Biased(bias, expected)
-    if torch.compiler.is_compiling():
-        with mode:
-            return forward(*args, **kwargs)
-    with active(mode):
-        output = forward(*args, **kwargs)
-    mode.check(type(attention).__name__)
-    return output
-
-
-def without_positions(bias: PositionalBias, call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of an attention module, positions as zeros if they are disabled."""
-    names = bias.record.position_arguments if bias.record is not None and bias.positions_disabled else ()
-    return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
+    return attached.run(attention, forward, args, kwargs)
 
 
 def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:
     """Return the copy of an attention module for another device of nn.DataParallel, whose own forward adds the bias."""
     replica = called(attention, "_replicate_for_data_parallel", previous)()
-    replica.__dict__["forward"] = functools.partial(getattr(attention, ATTACHED).method, replica, None)
+    replica.__dict__["forward"] = functools.partial(_forward, replica, None)
     return replica
 
 
@@ -219,11 +221,10 @@ def _check_forward(attention: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    method = getattr(attention, ATTACHED).method
-    for name in ("forward", "_old_forward"):  # the second is where accelerate keeps the method inside its hooks
+    for name in ("forward", "_old_forward"):  # accelerate keeps a method inside its hooks as _old_forward
         function = attention.__dict__.get(name)
         while function is not None:
-            if getattr(function, "func", None) is method:
+            if getattr(function, "func", None) is _forward:
                 return
             function = getattr(function, "__wrapped__", None)
     raise ValueError(

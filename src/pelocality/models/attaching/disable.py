@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pelocality.models._calls import changes_call
-from pelocality.models._restore import unhook
 from pelocality.models.families import ATTACHED, Architecture
 
 
@@ -46,16 +45,10 @@ def disable_named(base: nn.Module, names: Sequence[str]) -> None:
             raise ValueError(f"disable must hold names of parts or parameters of the model, got {name!r}; {advice}")
 
 
-def enable_positions(base: nn.Module) -> None:
-    """Undo `disable_positions` and `disable_named`, also where peft has put its layers around a table since."""
-    for module in list(base.modules()):
-        unhook(module, _look_up_the_first_row, _without_position, _zero_position_ids)
-        for name in _disabled_parameters(module):
-            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-        for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
-            for key, hook in list(hooks.items()):
-                if getattr(hook, "hook", hook) in (_keep_names, _take_names):
-                    del hooks[key]
+def enable_parameters(module: nn.Module) -> None:
+    """Give a module its own parameters again in the place of zeros."""
+    for name in _disabled_parameters(module):
+        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
 
 
 # ---- a table
@@ -81,7 +74,7 @@ def _without_position(record: Architecture, table: nn.Module, args: tuple[Any, .
 
 @changes_call
 def _zero_position_ids(module: Any, call: dict[str, Any]) -> None:
-    if call.get("position_ids") is None:  # they would be read from a buffer as long as the table
+    if call.get("position_ids") is None:  # the default is a buffer, which ends where the table ends
         words = call["input_ids"] if call.get("input_ids") is not None else call["inputs_embeds"]
         call["position_ids"] = torch.zeros(1, words.shape[1], dtype=torch.long, device=words.device)
     call["position_ids"] = torch.zeros_like(call["position_ids"])

@@ -15,7 +15,8 @@ from transformers.utils.hub import cached_file
 
 from pelocality.encodings import Encoding, RotaryEncoding
 from pelocality.models._restore import changed
-from pelocality.models.attaching.attachment import attach, install_saved
+from pelocality.models.attaching.any_module import install_saved
+from pelocality.models.attaching.attachment import attach
 from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
 from pelocality.models.attaching.saving import BLOCKING_KEY, mark_saved_folders
 from pelocality.models.families import ATTACHED, family_of
@@ -83,27 +84,24 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
             model = loaded_class.from_pretrained(path, **options)
     names = _names_by_module(list(saved), model)
-    in_modules = {module: name for module, name in names.items() if "module" in configurations[name]}
-    if in_modules:
-        install_saved(model, {module: configurations[name] for module, name in in_modules.items()})
-    for module, name in in_modules.items():
-        _load_numbers(path, name, module.get_submodule(ATTACHED), saved[names.pop(module)])
+    rest = {module: configurations[name] for module, name in names.items()}
+    if of_module := {module: rest.pop(module) for module in list(rest) if "module" in rest[module]}:
+        install_saved(model, of_module)
     for part, attentions in _attachable(model):
-        within = [module for module in attentions if module in names]
-        found = [names.pop(module) for module in within]
-        encodings = [configurations[name]["encoding"] for name in found]
-        rotary = bool(encodings) and isinstance(encodings[0], RotaryEncoding)  # the only ones that layers may lack
-        if found and not rotary and len(found) < len(attentions):
+        layers = [layer for layer, module in enumerate(attentions) if module in rest]
+        found = [rest.pop(attentions[layer]) for layer in layers]
+        if not found:
+            continue
+        encodings = [configuration["encoding"] for configuration in found]
+        rotary = isinstance(encodings[0], RotaryEncoding)  # a layer may lack a rotation, not a bias
+        if not rotary and len(found) < len(attentions):
             raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
-        if found:
-            positions = configurations[found[0]]["position_embeddings"]
-            layers = [attentions.index(module) for module in within] if rotary else None
-            # proved before it was saved
-            attach(part, encodings, position_embeddings=positions, layers=layers, prove=False)
-        for name, module in zip(found, within, strict=True):
-            _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
-    if names:
-        raise ValueError(f"the model has no attention module for the saved encoding '{next(iter(names.values()))}'")
+        positions, some = found[0]["position_embeddings"], layers if rotary else None
+        attach(part, encodings, position_embeddings=positions, layers=some, prove=False)  # it was proved before saving
+    if rest:
+        raise ValueError(f"the model has no attention module for the saved encoding '{names[next(iter(rest))]}'")
+    for module, name in names.items():
+        _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
     mark_saved_folders(model)
     return model
 
@@ -174,7 +172,7 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
 
 def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Tensor]) -> None:
     """Load the saved numbers of an attached encoding."""
-    try:  # assigned, not copied: they keep the dtype in which they were saved
+    try:  # numbers are assigned, so that they keep the dtype in which they were saved
         bias.load_state_dict({key: tensor.to(bias.encoding.device) for key, tensor in tensors.items()}, assign=True)
     except RuntimeError as error:
         raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
@@ -183,7 +181,7 @@ def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Ten
 def _attachable(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]]]:
     """Return the parts of a model that `attach` takes, each with its attention modules: both halves of T5."""
     found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
-    for module in model.modules():  # outermost first, so that `attach` is given the model with its head
+    for module in model.modules():  # the model with its head comes before the part without it
         if isinstance(module, PreTrainedModel):
             base = family_of(module).base(module)
             found.setdefault(base, (module, family_of(base).attention_modules(base)))
@@ -223,7 +221,7 @@ def _names_by_module(names: list[str], model: PreTrainedModel) -> dict[nn.Module
 
 def _renamed(names: list[str], model: PreTrainedModel) -> list[str]:
     """Return the names under which transformers has loaded these modules: those of the hub may be older."""
-    conversions = copy.deepcopy(getattr(model, "_weight_conversions", None) or [])  # which note what was used
+    conversions = copy.deepcopy(getattr(model, "_weight_conversions", None) or [])  # a conversion notes its use
     ending = f".{ATTACHED}.{CONFIGURATION}"
     keys = [name + ending for name in names]
     for conversion in conversions:

@@ -1,12 +1,12 @@
 """Checks, on a few tokens or a batch, the guarantees of `attach`.
 
-`attach` calls `prove` before it returns. The model is run as it is, with a bias of zero, with a bias that differs
-between heads and distances, with its positions disabled and its masks opened, and as it is again.
+For a bias the model is run as it is, with a bias of zero, with a bias that differs between heads and distances, with
+its positions disabled and its masks opened, and as it is again. The proofs of rotations stand beside them in `rotary`.
 """
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,34 +16,48 @@ from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.models._calls import call_of, changes_call, hidden_argument
 from pelocality.models._restore import hooked, inference
 from pelocality.models.attaching.bias import PositionalBias
+from pelocality.models.attaching.kind import Kind
 from pelocality.models.families import attached_biases, without_cache
 from pelocality.models.observer import Attention, blocks_of
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
-Trial = Callable[[Callable[[int], Encoding], bool], AbstractContextManager[None]]
-"""Attaches an encoding of so many heads with positions disabled or not, and removes it on leaving."""
-
 _TOKENS = 7
 _ORDER = [3, 0, 6, 2, 5, 1, 4]
-_EXACT = 1e-4  # how far a weight may be from the softmax of logits and bias, in float32
+_EXACT = 1e-4  # the largest accepted difference of a weight from the softmax of logits and bias, in float32
 
 
 class NotProvedError(ValueError):
     """A guarantee of `attach` that does not hold for a model."""
 
 
-def prove(model: SequenceModel, trial: Trial, inputs: Any, *, disable: bool) -> bool:
-    """Check the guarantees of `attach`; the model is left as it was.
+@contextmanager
+def proving(
+    model: SequenceModel, encoding: str = "an encoding", on: str = "a few tokens", advice: str = ""
+) -> Iterator[None]:
+    """Put a model into evaluation mode for a proof, and name the model and the reason in any error.
+
+    Raises:
+        ValueError: In the place of any error.
+    """
+    with inference(model.module):
+        try:
+            yield
+        except Exception as error:
+            reason = str(error)
+            if not isinstance(error, NotProvedError):
+                reason = f"it could not be run on {on}: {type(error).__name__}: {reason[:200]}"
+            raise ValueError(f"{encoding} cannot be attached to {model}: {reason}{advice}") from error
+
+
+def prove_bias(kind: Kind) -> bool:
+    """Check that a bias enters a model exactly, and nothing else; the model is left as it was.
 
     1. A bias of zero changes no output. 2. A trial bias enters every softmax exactly: the weights are those of the
     softmax of logits and bias, and what was hidden, padding or the future, stays hidden. 3. With positions disabled and
     masks opened, the order of tokens makes no difference. 4. After removal the outputs are those before.
 
     Args:
-        model: The model.
-        trial: Attaches an encoding for the time of a block.
-        inputs: A batch that the model reads; None for a few tokens.
-        disable: Whether positions are disabled.
+        kind: The kind, with its places, and with its batch if it has no family.
 
     Returns:
         Whether the model is causal: no query saw a later key.
@@ -51,38 +65,26 @@ def prove(model: SequenceModel, trial: Trial, inputs: Any, *, disable: bool) -> 
     Raises:
         ValueError: A check failed; the message names it.
     """
+    model, inputs = kind.model, kind.inputs
     hooks = _hooks(model.module)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
-    on = f"{_TOKENS} tokens" if inputs is None else "the example_inputs"
-    with inference(model.module):
-        try:
-            return _prove(model, trial, inputs, disable=disable)
-        except Exception as error:
-            reason = str(error)
-            if not isinstance(error, NotProvedError):
-                reason = f"it could not be run on {on}: {type(error).__name__}: {reason[:200]}"
-            raise ValueError(f"an encoding cannot be attached to {model}: {reason}{advice}") from error
-
-
-def _prove(model: SequenceModel, trial: Trial, inputs: Any, *, disable: bool) -> bool:
-    given, before = few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
-    with trial(_no_bias, False):
-        check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
-    seen = _Seen()
-    with trial(_trial_encoding, disable):
-        biases = attached_biases(model.module)
-        for bias in biases:
-            bias.note = functools.partial(seen.note, bias)
-        model.watch(given, seen.see, None)
-    _check_seen(model, seen, biases)
-    if disable and inputs is None:
-        _check_equivariance(model, trial, given["input_ids"])
-    check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
+    with proving(model, on=f"{_TOKENS} tokens" if inputs is None else "the example_inputs", advice=advice):
+        given, before = few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
+        nothing = [NoEncoding() for _ in kind.places]
+        with kind.trial(nothing, disable=False):
+            check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
+        seen = _Seen()
+        with kind.trial([_trial_encoding(place.heads) for place in kind.places], disable=kind.disable):
+            biases = attached_biases(model.module)
+            for bias in biases:
+                bias.note = functools.partial(seen.note, bias)
+            model.watch(given, seen.see, None)
+        _check_seen(model, seen, biases)
+        if kind.disable and inputs is None:
+            with kind.trial(nothing, disable=True):
+                _check_equivariance(model, given["input_ids"])
+        check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
     return not any(bool(visible.triu(1).any()) for _, _, visible in seen.plain.values())
-
-
-def _no_bias(heads: int) -> Encoding:
-    return NoEncoding()
 
 
 def _trial_encoding(heads: int) -> Encoding:
@@ -130,7 +132,9 @@ def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two outputs are equal but for rounding."""
-    return largest_difference(one, other) <= max(ROUNDING, 8 * torch.finfo(other.dtype).eps)  # not >: NaN is not equal
+    return largest_difference(one, other) <= max(
+        ROUNDING, 8 * torch.finfo(other.dtype).eps
+    )  # <=, because NaN is unequal
 
 
 # ---- the weights
@@ -153,7 +157,7 @@ class _Seen:
         """Note an attention before it gets the bias."""
         if len(self.biased) in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
-        self._noting = True  # the attention computed here is not one of the model
+        self._noting = True  # an attention computed for this note is not the model's
         self.plain[len(self.biased)] = (bias, *plain())
         self._noting = False
 
@@ -182,7 +186,9 @@ def _check_weights(model: SequenceModel, bias: PositionalBias, plain: Tensor, vi
     if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.heads):
         shapes = f"{tuple(plain.shape)} and {tuple(biased.shape)}"
         raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.heads} heads of {n} tokens")
-    plain = plain.reshape(-1, bias.heads, n, columns).cpu().double()  # more columns than tokens: sinks, without bias
+    plain = (
+        plain.reshape(-1, bias.heads, n, columns).cpu().double()
+    )  # columns beyond the tokens are sinks, which get no bias
     biased = biased.reshape(-1, bias.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
@@ -202,15 +208,15 @@ def _hooks(base: nn.Module) -> list[str]:
         f"{getattr(hook, '__qualname__', type(hook).__name__)} on {name}"
         for name, module in base.named_modules()
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        if not getattr(hook, "__module__", "").startswith("transformers.")  # which records attention with hooks
+        if not getattr(hook, "__module__", "").startswith("transformers.")  # transformers records attention with hooks
     ]
 
 
 # ---- the order of tokens
 
 
-def _check_equivariance(model: SequenceModel, trial: Trial, ids: Tensor) -> None:
-    """Check that tokens in another order give the same outputs in that order, once positions and masks are disabled.
+def _check_equivariance(model: SequenceModel, ids: Tensor) -> None:
+    """Check that tokens in another order give the same outputs in that order, without positions and with open masks.
 
     In a model with other layers between those of attention or beside them, each attention module is checked on its own.
     """
@@ -228,8 +234,7 @@ def _check_equivariance(model: SequenceModel, trial: Trial, ids: Tensor) -> None
 
     hybrid = _is_hybrid(model)
     family = model.family
-    opened = hooked(family.attention_modules(model.module), changes_call(family.open_mask), permute)
-    with opened, trial(_no_bias, True):
+    with hooked(family.attention_modules(model.module), changes_call(family.open_mask), permute):
         one, other = model.run({"input_ids": rows})[0]  # (n, d) each
     if not _same(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")

@@ -1,15 +1,15 @@
 """Weights without the attached encodings, and folders that transformers alone would load without them: refused."""
 
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from pelocality.models._restore import called, override, restore_method, restoring
+from pelocality.models._restore import called, override, restoring
 from pelocality.models.families import ATTACHED, attached_biases
 
 BLOCKING_KEY = "experts_implementation"
@@ -63,19 +63,11 @@ def mark_saved_folders(model: Any) -> None:
         model.register_state_dict_post_hook(_collected)
 
 
-def unmark_saved_folders(model: Any) -> None:
-    """Undo `mark_saved_folders`."""
-    restore_method(model, "save_pretrained", _save_pretrained)
-    for key, hook in list(model._state_dict_hooks.items()):
-        if hook is _collected:
-            del model._state_dict_hooks[key]
-
-
 def _save_pretrained(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> None:
     state_dict = kwargs.get("state_dict", args[2] if len(args) > 2 else None)
     plain = state_dict is not None and not any(f".{ATTACHED}." in key for key in state_dict)
     with restoring(lambda: model.config.__dict__.pop(BLOCKING_KEY, None)):
-        if attached_biases(model) and not plain:  # not removed through a part of the model
+        if attached_biases(model) and not plain:  # false if the encodings were removed through a part
             setattr(model.config, BLOCKING_KEY, _REASON)
             kwargs.setdefault("save_original_format", False)  # `load` looks for the names of the model's modules
         called(model, "save_pretrained", previous)(*args, **kwargs)
@@ -88,12 +80,12 @@ def _collected(model: Any, state_dict: Any, prefix: str, metadata: Any) -> None:
     that are running say both.
     """
     biases, around = attached_biases(model), []
-    if not biases:  # removed through a part of the model
+    if not biases:  # the encodings were removed through a part of the model
         return
-    for depth, frame in enumerate(_callers(), start=2):
+    for depth, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), start=2):
         if frame.f_code is nn.Module.state_dict.__code__:
             owner = frame.f_locals["self"]
-            if owner is not model and _collected in owner._state_dict_hooks.values():  # which does the rest
+            if owner is not model and _collected in owner._state_dict_hooks.values():  # this hook runs there too
                 return
             if owner is not model and isinstance(owner, PreTrainedModel):
                 around.append(owner)
@@ -104,14 +96,6 @@ def _collected(model: Any, state_dict: Any, prefix: str, metadata: Any) -> None:
             break
     for each in around:
         override(each, "save_pretrained", _save_pretrained)
-
-
-def _callers() -> Iterator[FrameType]:
-    """Return the frames of the functions that are running, from the caller of the caller outwards."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _mark_configuration(model: Any, call: dict[str, Any]) -> None:

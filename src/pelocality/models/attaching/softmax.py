@@ -1,6 +1,6 @@
 """Where a bias enters: the logits of every self-attention that a module computes while it runs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,7 @@ from pelocality.models.observer import (
     unobserved,
 )
 
-if TYPE_CHECKING:
-    from pelocality.models.attaching.bias import PositionalBias
-
-_LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # by which Granite scales the output for its sinks
+_LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # Granite scales its output by this for its sinks
 _ATTENTION = (
     functional.scaled_dot_product_attention,
     functional.multi_head_attention_forward,
@@ -36,13 +33,13 @@ class Biased(TorchFunctionMode):
     """Adds the bias of an encoding to the logits of every self-attention, before their softmax.
 
     Args:
-        bias: The encoding in an attention module. Its ``note`` is called with a function that computes the weights
-            before the bias is added, (..., n, n or more columns for added keys), and the visible keys.
+        bias: The `PositionalBias` of an attention module. Its ``note`` is called with a function that computes the
+            weights before the bias is added, (..., n, n or more columns for added keys), and the visible keys.
         expected: The keys of this call of a transformers model, as its caches have them. None: queries and keys are
             of the same tokens, and attention to fewer keys is left as it is.
     """
 
-    def __init__(self, bias: "PositionalBias", expected: Keys | None) -> None:
+    def __init__(self, bias: Any, expected: Keys | None) -> None:
         super().__init__()
         self.bias, self.note, self.expected = bias, bias.note, expected
         self.added = 0
@@ -168,7 +165,7 @@ class Biased(TorchFunctionMode):
         largest = own.detach().amax(-1, keepdim=True)
         if self.expected is None or self.expected.visible is None:
             visible = own > largest + HIDDEN
-        else:  # and what the module hides itself, such as keys that it has not selected
+        else:  # a module may hide more keys itself, such as those that it has not selected
             visible = self.expected.visible & (own > largest + MASKED)
         if note and self.note is not None:
             self.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
@@ -191,7 +188,7 @@ class Biased(TorchFunctionMode):
             return slots if slots >= queries else None
         if queries != self.expected.queries:
             return None
-        if slots == queries:  # without a cache, or before it is filled
+        if slots == queries:  # no cache, or an empty one
             return queries
         return self.expected.keys if slots == self.expected.slots >= self.expected.keys else None
 
@@ -206,11 +203,10 @@ class Biased(TorchFunctionMode):
     ) -> Tensor:
         """Return the bias plus ``added``, -inf where not ``visible``: (batch or 1, heads or 1, query, slot)."""
         self.added += 1
-        if slots == keys:
-            return self.bias.bias(queries, keys, visible, dtype, added)
-        visible, added = (each if each is None else each[..., :keys] for each in (visible, added))
-        biased = self.bias.bias(queries, keys, visible, dtype, added)
-        return nn.functional.pad(biased, (0, slots - keys), value=-torch.inf)
+        if slots > keys:
+            visible, added = (each if each is None else each[..., :keys] for each in (visible, added))
+        biased: Tensor = self.bias.bias(queries, keys, visible, dtype, added)
+        return biased if slots == keys else nn.functional.pad(biased, (0, slots - keys), value=-torch.inf)
 
 
 def _least(states: Tensor) -> float:
@@ -219,7 +215,7 @@ def _least(states: Tensor) -> float:
     The softmax of a row of -inf alone would be NaN.
     """
     device = states.device.type
-    dtypes = [states.dtype, torch.float32]  # many families take the softmax in float32, of float64 too
+    dtypes = [states.dtype, torch.float32]  # many families take the softmax of float64 in float32
     if torch.is_autocast_enabled(device):
         dtypes.append(torch.get_autocast_dtype(device))
     return max(torch.finfo(dtype).min for dtype in dtypes)

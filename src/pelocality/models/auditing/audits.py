@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,11 +112,12 @@ def _plan(model: SequenceModel) -> _Plan:
     rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
     windows = [declared.window(config, layer) for layer in range(config.num_hidden_layers)]
     sizes = {window[1] for window in windows if isinstance(window, tuple)}
-    length = _length(model, sizes, _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"])
+    most = _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"]
+    length = _runnable(model, max([SHORT, *(size + 8 for size in sizes if size + 8 <= most)]))
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     farthest = _farthest(config, rotary)
-    computed = all(each.options for each in rotary)  # GPT-J reads its angles from a table instead
+    computed = all(each.options for each in rotary)  # GPT-J has no options, and reads its angles from a table
     return _Plan(config, rotary, sizes, length, farthest, sys.maxsize if computed else farthest)
 
 
@@ -124,15 +125,15 @@ def _audit(model: SequenceModel, plan: _Plan, input_ids: Any, length: int, farth
     """Return the audit of one model, and what was read from it."""
     base, config = model.module, plan.config
     causal = declared.causal(base, config)
-    length = _odd(min(length, model.longest or length))
+    length = _runnable(model, length)
     word, ids = _tokens(model, input_ids, min(length, SHORT))
     dims = sorted({each.dims for each in plan.rotary})
     with inference(base), model.observable():
         reading = read(model, word, ids, length=length, farthest=farthest, dims=dims)
     if not reading.layers:
         raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
-    through_padding = comparison.counted_through_padding(reading)
     counts_tokens = declarations(config).counts_tokens or generates(model)
+    through_padding = comparison.counted_through_padding(reading)
     at_input = comparison.compare_inputs(config, reading)
     at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
     rows = [_row(config, layer, reading, place, causal, at_input) for place, layer in enumerate(reading.layers)]
@@ -171,7 +172,7 @@ def _row(
         mismatches = comparison.compare_masked(layer.constant, reading.masked, place)
     return LayerAudit(
         layer=layer.number,
-        positions=(_joined(words) or nothing, _joined(measured) or "none"),
+        positions=(" + ".join(filter(None, words)) or nothing, " + ".join(filter(None, measured)) or "none"),
         window=(comparison.window_text(window, causal), comparison.window_text(reach.window, reach.causal)),
         causal=(causal, reach.causal),
         first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
@@ -180,21 +181,10 @@ def _row(
     )
 
 
-def _joined(words: Iterable[str]) -> str:
-    return " + ".join(word for word in words if word)
-
-
-def _length(model: SequenceModel, windows: Iterable[int], most: int) -> int:
-    """Return the number of positions to run: beyond the widest declared window, where that can be run.
-
-    It is odd, so that hardly another axis has its size.
-    """
-    wanted = max([SHORT, *(size + 8 for size in windows if size + 8 <= most)])
-    return _odd(min(wanted, model.longest or wanted))
-
-
-def _odd(length: int) -> int:
-    return length - 1 + length % 2
+def _runnable(model: SequenceModel, length: int) -> int:
+    """Return the number of positions to run, at most so many; it is odd, so that hardly another axis has its size."""
+    most = min(length, model.longest or length)
+    return most - 1 + most % 2
 
 
 def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Tensor]:

@@ -210,7 +210,7 @@ def bias_of(call: Call) -> Tensor:
 
 def _rounding_of(call: Call, bias: Tensor) -> Tensor:
     """Return how far each head's bias (head, n, n) may be off, (head,), by the precision of logits and of a table."""
-    table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon's, in any model
+    table = torch.finfo(torch.bfloat16).eps * bias.nan_to_num().abs().amax((1, 2))  # Falcon keeps its table in bfloat16
     return _precision_of(call, bias) + table
 
 
@@ -315,7 +315,7 @@ def _mask_differences(plain: Call, masked: Call) -> list[str]:
     windows = [window_text(each.reach.window, each.reach.causal) for each in (masked, plain)]
     if windows[0] != windows[1] and not unreached and "irregular" not in windows:
         return ["measured window {}, without a mask {}".format(*windows)]
-    moved = len(plain.logits[0]) - len(masked.logits[0])  # the same by position, not by distance, in SqueezeBert
+    moved = len(plain.logits[0]) - len(masked.logits[0])  # SqueezeBert hides keys by position, not by distance
     nearest = first_difference(plain, masked)
     if nearest is None or (moved and first_difference(plain, masked, moved) is None):
         return []
@@ -399,27 +399,24 @@ def _is_sinusoidal(table: Tensor) -> bool:
 
 def counted_through_padding(reading: Reading) -> bool | None:
     """Return whether tokens behind padding read later rows than without it; None where no table is read."""
-    plain = reading.table
-    if plain is None or reading.padded is None:
-        return None
-    behind = _same_table(plain, reading.padded)
-    return None if behind is None else int(behind.rows[PADDING]) != int(plain.rows[0])
+    rows = _first_rows(reading.table, reading.padded or (), PADDING)
+    return None if rows is None else rows[0] != rows[1]
 
 
-def _same_table(lookup: Lookup, others: Sequence[Lookup]) -> Lookup | None:
-    """Return what was read from the same table in another run, or None."""
-    return next((each for each in others if each.table.data_ptr() == lookup.table.data_ptr()), None)
+def _first_rows(plain: Lookup | None, others: Sequence[Lookup], first: int) -> tuple[int, int] | None:
+    """Return the row of the first token, at this place in another run, and without a mask; None without a table."""
+    same = (each for each in others if plain is not None and each.table.data_ptr() == plain.table.data_ptr())
+    other = next(same, None)
+    return None if plain is None or other is None else (int(other.rows[first]), int(plain.rows[0]))
 
 
 def compare_padding(reading: Reading, miscounted: bool | None) -> list[str]:
     """Return what is wrong with a mask: a position has no row or another row, or padding on the left is counted."""
     missing = [f"{name}: {error}" for name, error in reading.failed.items() if isinstance(error, NoRowError)]
-    plain, run = reading.table, reading.masked.get(WITH_MASK)
-    masked = None if plain is None or run is None else _same_table(plain, run.lookups)
-    if plain is not None and masked is not None and int(masked.rows[0]) != int(plain.rows[0]):
-        missing.append(
-            f"{WITH_MASK}: measured from row {int(masked.rows[0])}, without one from row {int(plain.rows[0])}"
-        )
+    run = reading.masked.get(WITH_MASK)
+    rows = _first_rows(reading.table, () if run is None else run.lookups, 0)
+    if rows is not None and rows[0] != rows[1]:
+        missing.append(f"{WITH_MASK}: measured from row {rows[0]}, without one from row {rows[1]}")
     if miscounted and not missing:
         return ["declared positions counted from the first token, measured through left padding"]
     return missing

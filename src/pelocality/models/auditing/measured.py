@@ -25,7 +25,7 @@ from pelocality.models.sequence_model import SequenceModel
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding
 WITH_MASK, BEHIND_PADDING = "with an attention mask", "behind padding on the left"
-_LONGEST_TABLE = 8500  # rows of a table at the input that are looked at
+_LONGEST_TABLE = 8500  # the most rows of a table at the input that are read
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 Window = tuple[str, int] | str | None
@@ -249,10 +249,12 @@ def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
         return None
     cos, sin = output
-    if hasattr(cos, SOURCE):  # attention modules have others, of an attached encoding
+    if hasattr(cos, SOURCE):  # an attached encoding gives attention modules other angles
         return None
     squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
-    are_angles = bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean())  # not queries and keys
+    are_angles = bool(
+        (squares - squares.mean()).abs().max() < 0.02 * squares.mean()
+    )  # queries and keys come in such pairs too
     return (torch.ones_like(cos), torch.zeros_like(sin)) if are_angles else None
 
 
@@ -374,7 +376,7 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
 def input_table(lookups: Sequence[Lookup], widths: set[int]) -> Lookup | None:
     """Return the table outside the blocks of which tokens read rows by position, of one of these widths, or None."""
     vectors = [each for each in lookups if each.block is None and each.rows.ndim == 1]
-    added = [each for each in vectors if each.table.shape[1] in widths]  # angles have a head's width
+    added = [each for each in vectors if each.table.shape[1] in widths]  # tables of angles are as wide as a head
     every = (each for each in added if bool((each.rows.diff() != 0).all()))
     return next(every, added[0] if added else None)
 
@@ -455,7 +457,7 @@ def _padded(model: SequenceModel, word: int, length: int, failed: dict[str, Exce
     with _noting(failed, BEHIND_PADDING), recorder.observing(model.module):
         if generates(model):
             plain = GenerationConfig()  # type: ignore[no-untyped-call]
-            with changed(model.with_head, "generation_config", plain):  # the user's may ask for beams
+            with changed(model.with_head, "generation_config", plain):  # the user's configuration may ask for beams
                 model.with_head.generate(ids, attention_mask=mask, max_new_tokens=1)
         else:
             model.run({"input_ids": ids, "attention_mask": mask})

@@ -45,7 +45,7 @@ class Rotation:
         """Radians per position (pair,), from consecutive positions, of either direction."""
         steps = self.direction * wrapped(self.angles.diff(dim=0))
         position = torch.arange(len(steps) + 1, dtype=steps.dtype, device=steps.device)
-        total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # unwrapped
+        total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # angles that grow beyond pi
         return (total * position[:, None]).sum(0) / (position**2).sum()
 
     @property

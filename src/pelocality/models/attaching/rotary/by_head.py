@@ -23,7 +23,7 @@ class ByHead(Tensor):
             parts: A tensor for each head of the keys.
             axis: The axis of heads in queries and keys: where attention modules insert an axis.
         """
-        made = torch.full_like(parts[0], torch.nan).as_subclass(cls)  # what reads it past torch's functions gets NaN
+        made = torch.full_like(parts[0], torch.nan).as_subclass(cls)  # code that bypasses torch's functions reads NaN
         made.parts, made.axis = parts, axis
         return made
 

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,14 +9,13 @@ from torch import Tensor, nn
 
 from pelocality.encodings import RotaryEncoding
 from pelocality.models._calls import call_of
-from pelocality.models._restore import called, inference, unhook
 from pelocality.models._weights import loaded
-from pelocality.models.attaching.bias import PositionalBias, without_positions
-from pelocality.models.attaching.places import Place
-from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of
-from pelocality.models.attaching.rotary.modules import refusing
+from pelocality.models.attaching.bias import PositionalBias
+from pelocality.models.attaching.disable import disable_positions
+from pelocality.models.attaching.kind import Kind
+from pelocality.models.attaching.proof import NotProvedError, check_same, few_tokens, outputs_of, proving
+from pelocality.models.attaching.rotary.modules import refuse_causal, refuse_options, rotary_places
 from pelocality.models.families import ATTACHED, KnownLogits
-from pelocality.models.sequence_model import SequenceModel
 
 
 class PositionalProjection(PositionalBias):
@@ -25,87 +23,84 @@ class PositionalProjection(PositionalBias):
 
     encoding: RotaryEncoding
     record: KnownLogits
-    first = 0  # position of the first token of the call: the number of cached keys
-
-    @property
-    def method(self) -> Callable[..., Any]:  # noqa: D102
-        return _forward_projected
+    first = 0  # the position of the first token of a call is the number of cached keys
 
     def install(self, attention: nn.Module) -> None:  # noqa: D102
         super().install(attention)
         for name in self.record.projections:
             getattr(attention, name).register_forward_hook(functools.partial(_rotate, attention))
 
-    def uninstall(self, attention: nn.Module) -> None:  # noqa: D102
-        super().uninstall(attention)
-        for module in attention.modules():  # peft may have put the projection into another
-            unhook(module, _rotate)
+    def run(self, attention: Any, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run the attention module after a check that the hooks on its projections are there."""
+        for name in self.record.projections:
+            hooks = getattr(attention, name)._forward_hooks.values()
+            if not any(getattr(hook, "func", None) is _rotate for hook in hooks):
+                raise ValueError(
+                    f"'{name}' of {type(attention).__name__} was replaced after a rotary encoding was attached, and "
+                    "would not rotate; remove the encoding before the change, and attach it again afterwards"
+                )
+        call = self.without_positions(call_of(attention, args, kwargs))
+        expected = self.record.keys(attention, call)
+        self.first = expected.keys - expected.queries
+        return forward(**call)
 
 
-def check_projections(model: SequenceModel, places: list[Place]) -> None:
-    """Refuse a model whose queries and keys are not the outputs of two projections, multiplied with each other alone.
+class ProjectionRotation(Kind):
+    """A rotation of a model that has none of its own: of the outputs of its projections of queries and keys."""
 
-    Raises:
-        ValueError: With the reason.
-    """
-    family, module = model.family, places[0].module if places else None
-    reason = None
-    if not isinstance(family, KnownLogits):
-        reason = "it has no rotary module (inv_freq), and its queries and keys are not known to the library"
-    elif any(not isinstance(getattr(module, name, None), nn.Module) for name in family.projections):
-        reason = "one projection gives its queries, keys and values"
-    elif any(term(model.module, module, 1) is not None for term in (family.relative_keys, family.relative_queries)):
-        reason = "its queries and keys are multiplied with vectors of distances too"
-    if reason:
-        raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
+    submodule = PositionalProjection
 
+    def prepare(self, encoding: Any, layers: Sequence[int] | None, *, prove: bool) -> list[Any]:
+        """Refuse a model whose queries and keys are not the outputs of two projections, and prove the rotation."""
+        refuse_options(self)
+        self.places = rotary_places(self.model)
+        self._check_projections()
+        encodings = self.copies(encoding, layers)
+        refuse_causal(self.model, encodings)
+        if prove:
+            self._prove(next(each.dim for each in encodings if each is not None))
+        return encodings
 
-def prove_projections(
-    model: SequenceModel,
-    dim: int,
-    layers: int,
-    trial: Callable[[Sequence[RotaryEncoding]], AbstractContextManager[None]],
-) -> None:
-    """Check, on a few tokens, that angles of zero change nothing, that others do, and that removal restores the model.
+    def switch_on(self, *, disable: bool) -> None:
+        """Disable the positions of the model."""
+        if disable:
+            disable_positions(self.model.family, self.model.module)
 
-    Args:
-        model: The model.
-        dim: The number of dimensions that are rotated.
-        layers: The number of attention modules.
-        trial: Attaches encodings beside the model's own positions, for the time of a block.
+    def _check_projections(self) -> None:
+        """Refuse queries and keys that are not the outputs of two projections, multiplied with each other alone."""
+        model = self.model
+        family, module = model.family, self.places[0].module if self.places else None
+        reason = None
+        if not isinstance(family, KnownLogits):
+            reason = "it has no rotary module (inv_freq), and its queries and keys are not known to the library"
+        elif any(not isinstance(getattr(module, name, None), nn.Module) for name in family.projections):
+            reason = "one projection gives its queries, keys and values"
+        elif any(term(model.module, module, 1) is not None for term in (family.relative_keys, family.relative_queries)):
+            reason = "its queries and keys are multiplied with vectors of distances too"
+        if reason:
+            raise ValueError(f"a rotary encoding cannot be attached to {model}: {reason}")
 
-    Raises:
-        ValueError: A check failed; the message names it.
-    """
+    def _prove(self, dim: int) -> None:
+        """Check that angles of zero change nothing, that others do, and that removal restores the model.
 
-    def outputs(encoding: RotaryEncoding) -> list[Tensor]:
-        with trial([encoding] * layers):
-            return outputs_of(model, inputs)
+        Args:
+            dim: The number of dimensions that are rotated.
 
-    with inference(model.module), refusing(model):
-        inputs, before = few_tokens(model)
-        check_same(outputs(RotaryEncoding(dim).scaled(0)), before, "with angles of zero its outputs are others")
-        if all(map(torch.equal, outputs(RotaryEncoding(dim)), before)):
-            raise NotProvedError("its projections are rotated, and its outputs stay the same")
-        check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
+        Raises:
+            ValueError: A check failed; the message names it.
+        """
+        model, rotation = self.model, RotaryEncoding(dim)
 
+        def outputs(encoding: RotaryEncoding) -> list[Tensor]:
+            with self.trial([encoding] * len(self.places), disable=False):
+                return outputs_of(model, inputs)
 
-def _forward_projected(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
-    """Run an attention module whose projections rotate, after a check that the hooks on them are there."""
-    forward, rotation = called(attention, "forward", previous), attention._modules.get(ATTACHED)
-    if rotation is None:  # removed after another library had replaced the method
-        return forward(*args, **kwargs)
-    for name in rotation.record.projections:
-        hooks = getattr(attention, name)._forward_hooks.values()
-        if not any(getattr(hook, "func", None) is _rotate for hook in hooks):
-            raise ValueError(
-                f"'{name}' of {type(attention).__name__} was replaced after a rotary encoding was attached, and would "
-                "not rotate; remove the encoding before the change, and attach it again afterwards"
-            )
-    call = without_positions(rotation, call_of(attention, args, kwargs))
-    expected = rotation.record.keys(attention, call)
-    rotation.first = expected.keys - expected.queries
-    return forward(**call)
+        with proving(model, "a rotary encoding"):
+            inputs, before = few_tokens(model)
+            check_same(outputs(rotation.scaled(0)), before, "with angles of zero its outputs are others")
+            if all(map(torch.equal, outputs(rotation), before)):
+                raise NotProvedError("its projections are rotated, and its outputs stay the same")
+            check_same(outputs_of(model, inputs), before, "after removal its outputs differ from those before")
 
 
 def _rotate(attention: Any, projection: nn.Module, args: Any, output: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def rotary_from_targets(
     own = RotaryEncoding.from_model(model.module)
     found = positional_logits(model, tokenizer, texts, length=length, **options)
     content, seen = found.content, found.visible_distances[:, None]
-    assert content is not None  # rotations multiply it
+    assert content is not None  # a model with rotations has content
     if not found.causal:
         raise ValueError(f"{model} is not causal, and past_locality is for decoders; scale its rotation yourself")
     modules = [model.family.attention_layers(model.module)[layer] for layer in found.layers]
@@ -85,7 +85,7 @@ def rotary_from_targets(
             ]
         causal = torch.where(seen, torch.stack(logits), -torch.inf)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that symmetry is meaningless
+            warnings.simplefilter("ignore")  # symmetry is meaningless here, and measuring warns of that
             return float(measure_relative(causal).past_locality.nanmean())
 
     values = [reached(scale) - target for scale in _STEPS]
