@@ -89,6 +89,7 @@ from .models import (
 from .probes import (
     constituency_shuffling as constituency_shuffling,
     minimal_pairs as minimal_pairs,
+    needle_items as needle_items,
     probe_info as probe_info,
     random_shuffling as random_shuffling,
     semantic_role_swap as semantic_role_swap,
