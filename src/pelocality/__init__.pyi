@@ -32,7 +32,9 @@ from .encodings import (
 from .evaluation import (
     evaluate as evaluate,
     evaluate_minimal_pairs as evaluate_minimal_pairs,
+    evaluate_needles as evaluate_needles,
     log_likelihood as log_likelihood,
+    loss_by_position as loss_by_position,
     paper_table as paper_table,
     pseudo_log_likelihood as pseudo_log_likelihood,
 )
