@@ -22,23 +22,25 @@ Predictions, written before this run, after a pilot of 8 contexts of up to 512 t
 
 import argparse
 import dataclasses
-from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from real_models import packaged
-from runs import DATA, lines_of, markdown, packaged_model, percent
+from rotary_dial import changed
+from runs import DATA, lines_of, markdown, packaged_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, logging
 
-from pelocality import NoEncoding, RotaryEncoding, attach, evaluate_needles, loss_by_position, needle_items, plots
+from pelocality import NoEncoding, RotaryEncoding, evaluate_needles, loss_by_position, needle_items, plots
 from pelocality.evaluation import NeedleEvaluation, bag_of_words
 from pelocality.statistics import mean_over_runs
 
 AS_IS, NONE, WORDS = "as it is", "no rotation", "bag of words"
 SCALES = (0.8, 1.25, 2.0, 0.5)
 LENGTHS = (256, 512, 1024, 2048)
+LONGEST = {"angles x 2": 1024, "angles x 0.5": 1024}  # tokens, as an hour on one core has to do
 TEXT, PAIRS = "text", "other pairs"
 
 
@@ -75,31 +77,30 @@ def found(model, tokenizer, items):
 def losses(model, texts):
     """Return the mean loss of each text in each range of positions."""
     result = loss_by_position(model, texts, progress=False)
-    each = [
-        dataclasses.replace(result, losses=row[None]).to_frame().assign(text=i) for i, row in enumerate(result.losses)
-    ]
+    of_one = (dataclasses.replace(result, losses=row[None]).to_frame() for row in result.losses)
+    each = [rows.assign(text=text) for text, rows in enumerate(of_one)]
     return pd.concat(each)[["text", "first", "last", "loss"]]
 
 
 def measured(model, tokenizer, haystack, texts, lengths, contexts, folder):
-    """Return the answers of every condition and haystack, and the losses of every condition."""
-    answers, by_position = [], []
-    for number, (change, encoding) in enumerate(changes(model).items()):
-        with nullcontext() if encoding is None else attach(model, encoding):
-            for place in (TEXT, PAIRS)[: 1 + (change in (AS_IS, NONE))]:
-                for length in lengths:
-                    about = {"lengths": [length], "contexts": contexts}
-                    items = needle_items(tokenizer, haystack=haystack if place == TEXT else None, **about)
-                    name = f"part-{number}-{place[:5]}-{length}.csv"
-                    rows = once(folder / name, lambda items=items: found(model, tokenizer, items))
-                    answers.append(rows.assign(change=change, haystack=place))
-                    if change == AS_IS:
-                        rows = found(bag_of_words, None, items)
-                        answers.append(rows.assign(change=WORDS, haystack=place))
-                    print(change, place, length, flush=True)
+    """Return the answers of every condition in text and of the model as it is among other pairs, and all losses."""
+    answers, by_position, encodings = [], [], changes(model)
+    for length, place in product(lengths, (TEXT, PAIRS)):
+        options = {"lengths": [length], "contexts": contexts, "haystack": haystack if place == TEXT else None}
+        items = needle_items(tokenizer, **options)
+        answers.append(found(bag_of_words, None, items).assign(change=WORDS, haystack=place))
+        for number, (change, encoding) in enumerate(encodings.items()):
+            if change == AS_IS or (place == TEXT and length <= LONGEST.get(change, length)):
+                with changed(model, encoding):
+                    path = folder / f"part-{number}-{place[:5]}-{length}.csv"
+                    rows = once(path, lambda items=items: found(model, tokenizer, items))
+                answers.append(rows.assign(change=change, haystack=place))
+                print(change, place, length, flush=True)
+    for number, (change, encoding) in enumerate(encodings.items()):
+        with changed(model, encoding):
             rows = once(folder / f"part-{number}-loss.csv", lambda: losses(model, texts))
-            by_position.append(rows.assign(change=change))
-            print(change, "loss", flush=True)
+        by_position.append(rows.assign(change=change))
+        print(change, "loss", flush=True)
     return pd.concat(answers), pd.concat(by_position)
 
 
@@ -117,11 +118,16 @@ def accuracy_table(answers, haystack):
     every, table = evaluations(answers, haystack), []
     for change, result in every.items():
         for kind, rows in result.by("kind", "length").groupby("kind", sort=False):
+            if kind == "no needle":  # one in five, whatever the model answers
+                continue
             line = {"change": change, "kind": kind}
             for row in rows.itertuples():
                 line[f"{row.length} tokens"] = f"{100 * row.accuracy:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
             if change not in (AS_IS, WORDS) and kind == "needle":
-                gain = result.minus(every[AS_IS], "kind").set_index("kind").loc["needle"]
+                before = every[AS_IS].examples
+                before = before[before["length"].isin(result.examples["length"])].reset_index(drop=True)
+                before = NeedleEvaluation(before, AS_IS, 0)
+                gain = result.minus(before, "kind").set_index("kind").loc["needle"]
                 points = [100 * gain[name] for name in ("difference", "low", "high")]
                 line["all lengths, against as it is"] = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*points)
             table.append(line)
@@ -149,29 +155,34 @@ def loss_table(by_position):
             name = f"positions {first} to {lasts[first]}"
             line[name] = format(mean_over_runs(rows.xs(first, level="first")), ".2f")
         if change != AS_IS:
-            line["last, against as it is"] = format(
-                mean_over_runs((rows - before).xs(shown[-1], level="first")), "+.2f"
-            )
+            cost = (rows - before).xs(shown[-1], level="first")
+            line["last, against as it is"] = format(mean_over_runs(cost), "+.2f")
         table.append(line)
     return pd.DataFrame(table).fillna("")
 
 
 def figure(answers, by_position):
-    """Draw what is found by length and depth as it is, in text and among other pairs, and the losses by position."""
-    fig, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    in_text = evaluations(answers, TEXT)
+    """Draw what is found by length and depth as it is, with its control, and all conditions by length; the losses."""
+    fig, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
+    in_text, among_pairs = evaluations(answers, TEXT), evaluations(answers, PAIRS)[AS_IS]
     plots.needles(in_text[AS_IS], ax=axes[0, 0], title="as it is, needles in text")
-    plots.needles(in_text[AS_IS], kind="no needle", ax=axes[0, 1], title="as it is, asked for what is not in the text")
-    plots.needles(evaluations(answers, PAIRS)[AS_IS], ax=axes[1, 0], title="as it is, among other pairs")
-    ax = axes[1, 1]
-    for number, (change, each) in enumerate(by_position.groupby("change", sort=False)):
-        means = each.groupby("first")["loss"].mean()
-        ax.plot(
-            means.index, means, ("-", "--", "-.", ":")[number % 4], marker="os^DvP"[number], label=change, markersize=3
-        )
-    ax.set_xscale("log", base=2)
-    ax.set(xlabel="position (tokens)", ylabel="loss, nats a token", title="loss by position")
-    ax.legend(frameon=False)
+    plots.needles(in_text[AS_IS], kind="no needle", ax=axes[0, 1], title="as it is, the needle is not in the text")
+    plots.needles(among_pairs, ax=axes[0, 2], title="as it is, needles among other pairs")
+    plots.needles(in_text[NONE], ax=axes[1, 0], title="no rotation, needles in text")
+    found_axes, loss_axes = axes[1, 1:]
+    for marker, change in zip("os^DvP", [change for change in in_text if change != WORDS], strict=True):
+        table = in_text[change].by("kind", "length")
+        table = table[table["kind"] == "needle"]
+        style = {"marker": marker, "markersize": 4, "label": change}
+        found_axes.plot(table["length"], table["accuracy"], **style)
+        means = by_position[by_position["change"] == change].groupby("first")["loss"].mean()
+        loss_axes.plot(means.index, means, **style)
+    found_axes.axhline(0.2, color="0.6", linestyle=":", label="chance")
+    found_axes.set(ylim=(0, 1), xlabel="length (tokens)", ylabel="share found, all depths", title="needles in text")
+    loss_axes.set(xlabel="position (tokens)", ylabel="loss (nats a token)", title="articles")
+    for ax in (found_axes, loss_axes):
+        ax.set_xscale("log", base=2)
+    found_axes.legend(frameon=False, fontsize="small")
     return fig
 
 
@@ -180,7 +191,7 @@ def main():
     parser.add_argument("model", nargs="?", choices=("smollm2", "small"), default="small")
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
     parser.add_argument("--contexts", type=int, default=10, help="contexts of each length, with five needles each")
-    parser.add_argument("--texts", type=int, default=8, help="most articles for the loss by position")
+    parser.add_argument("--texts", type=int, default=6, help="most articles for the loss by position")
     parser.add_argument("--results", type=Path, help="folder of tables that were measured: only print and draw them")
     parser.add_argument("--output", type=Path, default=Path("outputs/needles"), help="folder of tables and figure")
     parser.add_argument("--smoke", action="store_true", help="a tiny decoder and short texts: to see it run")

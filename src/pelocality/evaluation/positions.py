@@ -17,7 +17,7 @@ from pelocality.evaluation.likelihood import check_causal, logits_of, refuse_two
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.statistics import mean_over_runs
 
-_ROWS = 256  # positions whose logits are in float64 at a time
+_ROWS = 64  # positions whose logits are in float64 at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -147,11 +147,12 @@ def loss_by_position(
 
 def _losses(logits: Tensor, ids: list[list[int]]) -> Tensor:
     """Return the loss of each token but the first, (batch, n - 1), of logits (batch, n, vocabulary)."""
-    targets, parts = torch.tensor(ids)[:, 1:], []
+    targets, parts = torch.tensor(ids)[:, 1:, None], []  # (batch, n - 1, 1)
     for start in range(0, targets.shape[1], _ROWS):
         wanted = targets[:, start : start + _ROWS]
-        scores = on_float64_device(logits[:, start : start + wanted.shape[1]]).double().transpose(1, 2)
-        parts.append(nn.functional.cross_entropy(scores, wanted.to(scores.device), reduction="none").cpu())
+        scores = on_float64_device(logits[:, start : start + wanted.shape[1]]).double()
+        right = scores.gather(-1, wanted.to(scores.device)).squeeze(-1)
+        parts.append((scores.logsumexp(-1) - right).cpu())
     return torch.cat(parts, 1)
 
 
