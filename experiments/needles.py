@@ -22,6 +22,7 @@ Predictions, written before this run, after a pilot of 8 contexts of up to 512 t
 
 import argparse
 import dataclasses
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -68,15 +69,17 @@ def once(path, measure):
     return pd.read_csv(path)
 
 
-def found(model, tokenizer, items):
+def found(model, tokenizer, items, encoding=None):
     """Return one row for each item."""
     columns = ["kind", "length", "depth", "uid", "label", "prediction", "correct", "margin"]
-    return evaluate_needles(model, tokenizer, items, progress=False).examples[columns]
+    with changed(model, encoding):
+        return evaluate_needles(model, tokenizer, items, progress=False).examples[columns]
 
 
-def losses(model, texts):
+def losses(model, texts, encoding):
     """Return the mean loss of each text in each range of positions."""
-    result = loss_by_position(model, texts, progress=False)
+    with changed(model, encoding):
+        result = loss_by_position(model, texts, progress=False)
     of_one = (dataclasses.replace(result, losses=row[None]).to_frame() for row in result.losses)
     each = [rows.assign(text=text) for text, rows in enumerate(of_one)]
     return pd.concat(each)[["text", "first", "last", "loss"]]
@@ -91,14 +94,12 @@ def measured(model, tokenizer, haystack, texts, lengths, contexts, folder):
         answers.append(found(bag_of_words, None, items).assign(change=WORDS, haystack=place))
         for number, (change, encoding) in enumerate(encodings.items()):
             if change == AS_IS or (place == TEXT and length <= LONGEST.get(change, length)):
-                with changed(model, encoding):
-                    path = folder / f"part-{number}-{place[:5]}-{length}.csv"
-                    rows = once(path, lambda items=items: found(model, tokenizer, items))
+                path = folder / f"part-{number}-{place[:5]}-{length}.csv"
+                rows = once(path, partial(found, model, tokenizer, items, encoding))
                 answers.append(rows.assign(change=change, haystack=place))
                 print(change, place, length, flush=True)
     for number, (change, encoding) in enumerate(encodings.items()):
-        with changed(model, encoding):
-            rows = once(folder / f"part-{number}-loss.csv", lambda: losses(model, texts))
+        rows = once(folder / f"part-{number}-loss.csv", partial(losses, model, texts, encoding))
         by_position.append(rows.assign(change=change))
         print(change, "loss", flush=True)
     return pd.concat(answers), pd.concat(by_position)

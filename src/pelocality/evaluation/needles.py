@@ -206,7 +206,7 @@ def bag_of_words(context: str, question: str, answers: Sequence[str]) -> list[in
 
 
 class _Likelihood:
-    """The log-likelihood of answers, with the keys and values of the last context kept for its questions."""
+    """The log-likelihood of answers; of the last context, keys and values and the results of questions are kept."""
 
     def __init__(self, model: SequenceModel, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -214,22 +214,22 @@ class _Likelihood:
         few = model.reads("logits_to_keep", with_head=True)
         self.options: dict[str, Any] = {"logits_to_keep": 1} if few else {}
         self.context: tuple[str, list[int], Any] = ("", [], None)
-        self.prompt: tuple[str, str, Tensor] = ("", "", torch.empty(0))
+        self.after: dict[str, Tensor] = {}  # by question: the log-likelihood of each token, (vocabulary,)
 
     def __call__(self, context: str, question: str, answers: Sequence[str]) -> Tensor:
         """Return the log-likelihood of the first token of each answer, (answers,)."""
         first = [self._added(question, answer)[0] for answer in answers]
         if len(set(first)) < len(first):
             raise ValueError(f"the answers {answers} must begin with different tokens; build items with this tokenizer")
-        if self.prompt[:2] != (context, question):
-            self.prompt = context, question, self._after(context, question)
-        return self.prompt[2][first]
-
-    def _after(self, context: str, question: str) -> Tensor:
-        """Return the log-likelihood of each token after a question, (vocabulary,)."""
         if self.context[0] != context:
-            self.context = context, *self._read(context)
-        _, ids, cache = self.context
+            self.context, self.after = (context, *self._read(context)), {}
+        if question not in self.after:
+            self.after[question] = self._after(question)
+        return self.after[question][first]
+
+    def _after(self, question: str) -> Tensor:
+        """Return the log-likelihood of each token after a question about the last context, (vocabulary,)."""
+        context, ids, cache = self.context
         added = self._added(context, question)
         self.model.check_length(len(ids) + len(added) + 1)
         with self.model.inference():

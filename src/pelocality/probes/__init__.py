@@ -1,4 +1,4 @@
-"""Probes: sentences and pairs whose words were moved in a known way, as datasets."""
+"""Probes: sentences and pairs whose words were moved in a known way, and needles in a haystack, as datasets."""
 
 from pelocality.probes.info import ProbeInfo as ProbeInfo, probe_info as probe_info
 from pelocality.probes.minimal import minimal_pairs as minimal_pairs
