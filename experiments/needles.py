@@ -40,9 +40,10 @@ from pelocality.statistics import mean_over_runs
 
 AS_IS, NONE, WORDS = "as it is", "no rotation", "bag of words"
 SCALES = (0.8, 1.25, 2.0, 0.5)
-LENGTHS = (256, 512, 1024, 2048)
-LONGEST = {"angles x 2": 1024, "angles x 0.5": 1024}  # tokens, as an hour on one core has to do
 TEXT, PAIRS = "text", "other pairs"
+LENGTHS = (256, 512, 1024, 2048)
+RANGES = ((8, 15), (64, 127), (256, 511), (1024, 2047))
+LONGEST = {"angles x 2": 1024, "angles x 0.5": 1024}  # tokens; longer ones would take too long
 
 
 def changes(model):
@@ -99,9 +100,10 @@ def measured(model, tokenizer, haystack, texts, lengths, contexts, folder):
                 answers.append(rows.assign(change=change, haystack=place))
                 print(change, place, length, flush=True)
     for number, (change, encoding) in enumerate(encodings.items()):
-        rows = once(folder / f"part-{number}-loss.csv", partial(losses, model, texts, encoding))
-        by_position.append(rows.assign(change=change))
-        print(change, "loss", flush=True)
+        if change not in LONGEST:
+            rows = once(folder / f"part-{number}-loss.csv", partial(losses, model, texts, encoding))
+            by_position.append(rows.assign(change=change))
+            print(change, "loss", flush=True)
     return pd.concat(answers), pd.concat(by_position)
 
 
@@ -130,7 +132,7 @@ def accuracy_table(answers, haystack):
                 before = NeedleEvaluation(before, AS_IS, 0)
                 gain = result.minus(before, "kind").set_index("kind").loc["needle"]
                 points = [100 * gain[name] for name in ("difference", "low", "high")]
-                line["all lengths, against as it is"] = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*points)
+                line["against as it is, same items"] = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*points)
             table.append(line)
     return pd.DataFrame(table).fillna("")
 
@@ -145,19 +147,26 @@ def depth_table(answers, haystack):
 
 
 def loss_table(by_position):
-    """Return mean losses over texts of each condition in four ranges of positions, and differences from as it is."""
-    before = by_position[by_position["change"] == AS_IS].set_index(["text", "first"])["loss"]
-    bounds = sorted(by_position["first"].unique())
-    shown, table = [bounds[i * (len(bounds) - 1) // 4] for i in (1, 2, 3, 4)], []
-    lasts = by_position.groupby("first")["last"].first()
-    for change, each in by_position.groupby("change", sort=False):
-        line, rows = {"change": change}, each.set_index(["text", "first"])["loss"]
-        for first in shown:
-            name = f"positions {first} to {lasts[first]}"
-            line[name] = format(mean_over_runs(rows.xs(first, level="first")), ".2f")
+    """Return mean losses over texts of each condition in ranges of positions, how they rise, and their cost."""
+    ranges, table = [(a, b) for a, b in RANGES if b <= by_position["last"].max()], []
+
+    def mean_losses(rows, first, last):
+        """Return the mean loss of each text over a range of positions."""
+        rows = rows[(rows["first"] >= first) & (rows["last"] <= last)]
+        sizes = rows["last"] - rows["first"] + 1
+        return (rows["loss"] * sizes).groupby(rows["text"]).sum() / sizes.groupby(rows["text"]).sum()
+
+    before = [mean_losses(by_position[by_position["change"] == AS_IS], *each) for each in ranges]
+    for change, rows in by_position.groupby("change", sort=False):
+        means = [mean_losses(rows, *each) for each in ranges]
+        line = {"change": change}
+        for (first, last), mean in zip(ranges, means, strict=True):
+            line[f"positions {first} to {last}"] = format(mean_over_runs(mean), ".2f")
+        line["last less second range"] = format(mean_over_runs(means[-1] - means[1]), "+.2f")
+        costs = [one - other for one, other in zip(means, before, strict=True)]
         if change != AS_IS:
-            cost = (rows - before).xs(shown[-1], level="first")
-            line["last, against as it is"] = format(mean_over_runs(cost), "+.2f")
+            line["last, against as it is"] = format(mean_over_runs(costs[-1]), "+.2f")
+            line["rise of that cost"] = format(mean_over_runs(costs[-1] - costs[1]), "+.2f")
         table.append(line)
     return pd.DataFrame(table).fillna("")
 
@@ -167,7 +176,7 @@ def figure(answers, by_position):
     fig, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
     in_text, among_pairs = evaluations(answers, TEXT), evaluations(answers, PAIRS)[AS_IS]
     plots.needles(in_text[AS_IS], ax=axes[0, 0], title="as it is, needles in text")
-    plots.needles(in_text[AS_IS], kind="no needle", ax=axes[0, 1], title="as it is, the needle is not in the text")
+    plots.needles(in_text[AS_IS], kind="no needle", ax=axes[0, 1], title="as it is, asked for none of them")
     plots.needles(among_pairs, ax=axes[0, 2], title="as it is, needles among other pairs")
     plots.needles(in_text[NONE], ax=axes[1, 0], title="no rotation, needles in text")
     found_axes, loss_axes = axes[1, 1:]
@@ -183,7 +192,7 @@ def figure(answers, by_position):
     loss_axes.set(xlabel="position (tokens)", ylabel="loss (nats a token)", title="articles")
     for ax in (found_axes, loss_axes):
         ax.set_xscale("log", base=2)
-    found_axes.legend(frameon=False, fontsize="small")
+    loss_axes.legend(*found_axes.get_legend_handles_labels(), frameon=False)
     return fig
 
 
