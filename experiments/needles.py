@@ -31,12 +31,12 @@ import pandas as pd
 import torch
 from real_models import packaged
 from rotary_dial import changed
-from runs import DATA, lines_of, markdown, packaged_model
+from runs import DATA, lines_of, markdown, packaged_model, percent
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, logging
 
 from pelocality import NoEncoding, RotaryEncoding, evaluate_needles, loss_by_position, needle_items, plots
 from pelocality.evaluation import NeedleEvaluation, bag_of_words
-from pelocality.statistics import mean_over_runs
+from pelocality.statistics import Estimate, mean_over_runs
 
 AS_IS, NONE, WORDS = "as it is", "no rotation", "bag of words"
 SCALES = (0.8, 1.25, 2.0, 0.5)
@@ -116,6 +116,11 @@ def evaluations(answers, haystack):
     }
 
 
+def in_percent(row):
+    """Return a share and its interval as text."""
+    return format(percent(Estimate(row.accuracy, row.low, row.high)), ".0f")
+
+
 def accuracy_table(answers, haystack):
     """Return the percentage of right answers of each condition and kind by length, and differences from as it is."""
     every, table = evaluations(answers, haystack), []
@@ -125,7 +130,7 @@ def accuracy_table(answers, haystack):
                 continue
             line = {"change": change, "kind": kind}
             for row in rows.itertuples():
-                line[f"{row.length} tokens"] = f"{100 * row.accuracy:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
+                line[f"{row.length} tokens"] = in_percent(row)
             if change not in (AS_IS, WORDS) and kind == "needle":
                 before = every[AS_IS].examples
                 before = before[before["length"].isin(result.examples["length"])].reset_index(drop=True)
@@ -139,11 +144,13 @@ def accuracy_table(answers, haystack):
 
 def depth_table(answers, haystack):
     """Return the percentage of right answers as it is, of needles and without the needle, by length and depth."""
-    rows = evaluations(answers, haystack)[AS_IS].to_frame()
-    rows = rows[rows["kind"] != "unique answer"]
-    rows["cell"] = (100 * rows["accuracy"]).map("{:.0f}".format)
-    wide = rows.pivot(index=["kind", "length"], columns="depth", values="cell").reset_index()
-    return wide.rename(columns=lambda name: f"depth {name:g}" if isinstance(name, float) else name)
+    result = evaluations(answers, haystack)[AS_IS]
+    cells, every = result.to_frame(), result.by("kind", "depth").assign(length="all")
+    cells["cell"] = (100 * cells["accuracy"]).map("{:.0f}".format)
+    every["cell"] = [in_percent(row) for row in every.itertuples()]
+    rows = pd.concat([cells, every]).assign(depth=lambda rows: rows["depth"].map("depth {:g}".format))
+    wide = rows[rows["kind"] != "unique answer"].pivot(index=["kind", "length"], columns="depth", values="cell")
+    return wide.reset_index()
 
 
 def loss_table(by_position):
