@@ -36,6 +36,7 @@ STUDIES = {
         "rotary_dial.py smollm2 --text {data}/wikitext2_valid.txt --frames {data}/ewt_train.jsonl",
         "rotary_dial.py --smoke",
     ),
+    "needles": ("needles.py smollm2 --text {data}/wikitext2_valid.txt", "needles.py --smoke"),
     "heads_minilm": ("head_classes.py minilm --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "depth": ("depth.py --text {data}/wikitext2_valid.txt", "depth.py --smoke"),

@@ -18,7 +18,7 @@ from pelocality.encodings import (
     SinusoidalEncoding,
     biased_attention,
 )
-from pelocality.evaluation import evaluate, pseudo_log_likelihood
+from pelocality.evaluation import evaluate, evaluate_needles, loss_by_position, pseudo_log_likelihood
 from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics.accumulate import MeanAttention, MeanOver
 from pelocality.metrics.without_matrix import measure_relative
@@ -38,12 +38,14 @@ from pelocality.models import (
     text_average,
 )
 from pelocality.models.logits import terms
+from pelocality.probes import needle_items
 from tests.families import ANY, FAMILIES, tiny, tiny_any, tokens
 from tests.names import METRICS
 from tests.test_encodings import FIXED, LEARNED
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences
 from tests.test_evaluation_likelihood import SENTENCES, masked_model, masking
+from tests.test_evaluation_needles import TOKENIZER, llama
 from tests.test_metrics import random_attention
 from tests.test_models_function import Own
 from tests.test_models_relocation import OPTIONS, TEXTS, bert, make_tokenizer, own_table
@@ -329,6 +331,10 @@ def test_evaluation():
     assert found[0] == found[1]
     scored = [pseudo_log_likelihood(each, masking(), SENTENCES) for each in (moved(masked), masked)]
     assert_same(*scored)
+    decoder, items = llama().float(), needle_items(TOKENIZER, lengths=[64], contexts=1)
+    decoders = moved(decoder), decoder
+    assert_same(*(evaluate_needles(each, TOKENIZER, items).examples["score"].tolist() for each in decoders))
+    assert_same(*(loss_by_position(each, [{"input_ids": tokens(2, N)}]).losses for each in decoders))
     model, sentences = model_for(tokenizer).eval(), random_sentences(8)
     attended = [dependency_accuracy(each, tokenizer, sentences).attended for each in (moved(model), model)]
     assert (attended[0] == attended[1]).all()

@@ -192,8 +192,8 @@ def test_the_score_is_determined_by_the_head_or_given():
 
 
 def test_the_batch_size_of_minimal_pairs_is_that_of_the_score_unless_a_partial_sets_its_own(monkeypatch):
-    sizes, passes = set(), likelihood._logits
-    monkeypatch.setattr(likelihood, "_logits", lambda *args: sizes.add(len(args[-1])) or passes(*args))
+    sizes, passes = set(), likelihood.logits_of
+    monkeypatch.setattr(likelihood, "logits_of", lambda *args: sizes.add(len(args[-1])) or passes(*args))
     tokenizer = masking()
     tokenizer.bos_token = "[CLS]"
     model, pairs = causal_model(tokenizer), pairs_of(["a cat", "a dog"], ["cat a", "dog a"])

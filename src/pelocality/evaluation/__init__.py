@@ -4,6 +4,8 @@
 - ``paper_table``: several evaluations in the layout of the paper, as Markdown or LaTeX.
 - ``evaluate_minimal_pairs``: how often the original has the higher score.
 - ``pseudo_log_likelihood``, ``log_likelihood``: the score of a sentence from a masked and from a causal model.
+- ``evaluate_needles``: how often the answer in a long input is found; ``bag_of_words`` is its control.
+- ``loss_by_position``: the loss of a decoder at each position of long texts.
 - ``dependencies``: which heads attend along which dependencies, and how long dependencies are.
 """
 
@@ -16,5 +18,11 @@ from pelocality.evaluation.minimal_pairs import (
     MinimalPairEvaluation as MinimalPairEvaluation,
     evaluate_minimal_pairs as evaluate_minimal_pairs,
 )
+from pelocality.evaluation.needles import (
+    NeedleEvaluation as NeedleEvaluation,
+    bag_of_words as bag_of_words,
+    evaluate_needles as evaluate_needles,
+)
+from pelocality.evaluation.positions import LossByPosition as LossByPosition, loss_by_position as loss_by_position
 from pelocality.evaluation.result import Evaluation as Evaluation
 from pelocality.evaluation.tables import PaperTable as PaperTable, paper_table as paper_table

@@ -141,7 +141,7 @@ def log_likelihood(
         raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
 
     ids = [[first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
-    lengths, check = [len(row) for row in ids], _refuse_reading_ahead
+    lengths, check = [len(row) for row in ids], check_causal
 
     def row_of(index: int) -> Row:
         return index, ids[index], ids[index][1:]
@@ -155,15 +155,15 @@ def _log_likelihood(
     texts: Sequence[str],
     lengths: Sequence[int],
     row_of: Callable[[int], Row],
-    check: Callable[[Any, Tensor], None],
+    check: Callable[[SequenceModel, Any, Sequence[int]], None],
     reduction: str,
     batch_size: int,
     progress: bool,
 ) -> Tensor:
     """Return the sum or mean of the log-probabilities of the scored tokens: (sentences,).
 
-    ``row_of`` makes the row of each of the ``lengths``, by its index. ``check`` receives the model and the logits
-    (2, n - 1, vocabulary) of a text and of it with another last token.
+    ``row_of`` makes the row of each of the ``lengths``, by its index. ``check`` receives the model, its tokenizer and
+    the ids of a text of several tokens.
     """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     known = SequenceModel(model)
@@ -178,11 +178,9 @@ def _log_likelihood(
                 where = f"sentences[{number}], {brief(texts[number])},"
                 raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
             if len(ids) > 1 and not checked:
-                *before, last = ids
-                other = next((token for token in before if token != last), int(last == 0))
-                check(model, _logits(known, tokenizer, [[*before, last], [*before, other]])[:, :-1])
+                check(known, tokenizer, ids)
                 checked = True
-            logits = _logits(known, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
+            logits = logits_of(known, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
             for (number, _, targets), row in zip(batch, logits, strict=True):
                 wanted = torch.tensor(targets, dtype=torch.long, device=logits.device)  # (at most n,)
                 places = wanted != _NONE
@@ -196,36 +194,49 @@ def _log_likelihood(
     return summed
 
 
-def _logits(model: SequenceModel, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits (batch, n, vocabulary) of rows of token ids of one length."""
+def logits_of(model: SequenceModel, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits (batch, n, vocabulary) of rows of token ids of one length.
+
+    Raises:
+        ValueError: Ids outside the vocabulary, or a model that does not predict the tokens of its tokenizer, if given.
+    """
     inputs = torch.tensor(ids, device=model.device)
     model.check_ids(inputs)
     mask = torch.ones_like(inputs)
     more = {"use_cache": False} if model.reads("use_cache", with_head=True) else {}
     logits: Tensor | None = getattr(model.given(input_ids=inputs, attention_mask=mask, **more), "logits", None)
-    if logits is None or logits.ndim != 3 or logits.shape[-1] < len(tokenizer):
-        wanted = f"the tokenizer's {len(tokenizer)} tokens, as {LOADERS} does"
+    tokens = model.vocabulary if tokenizer is None else len(tokenizer)
+    if logits is None or logits.ndim != 3 or logits.shape[-1] < tokens:
+        wanted = f"the {'model' if tokenizer is None else 'tokenizer'}'s {tokens} tokens, as {LOADERS} does"
         raise ValueError(f"model must predict {wanted}, got {type(model.with_head).__name__}")
     return logits
 
 
-def _refuse_reading_ahead(model: Any, logits: Tensor) -> None:
+def check_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> None:
     """Refuse a model whose earlier logits depend on the last token: it would see what it is to predict."""
-    moved = largest_difference(logits[1], logits[0])
-    if moved > max(ROUNDING, 2 * torch.finfo(logits.dtype).eps):
-        name = type(SequenceModel(model).with_head).__name__
+    moved, epsilon = _moved_by_last_token(model, tokenizer, ids)
+    if moved > max(ROUNDING, 2 * epsilon):
         raise ValueError(
-            f"model must attend to the left only, but another last token moves the earlier logits of {name} by "
-            f"{moved:.1g} of the largest; use pseudo_log_likelihood, or set "
+            "model must attend to the left only, but another last token moves the earlier logits of "
+            f"{type(model.with_head).__name__} by {moved:.1g} of the largest; use pseudo_log_likelihood, or set "
             "config.is_decoder=True where the model was trained as a decoder"
         )
 
 
-def _refuse_causal(model: Any, logits: Tensor) -> None:
+def _refuse_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> None:
     """Refuse a model whose logits do not depend on later tokens, unless it has a masked model's head."""
-    if not has_head(model, MASKED) and largest_difference(logits[1], logits[0]) <= ROUNDING:
-        name = type(SequenceModel(model).with_head).__name__
+    moved, _ = _moved_by_last_token(model, tokenizer, ids)
+    if not has_head(model.given, MASKED) and moved <= ROUNDING:
+        name = type(model.with_head).__name__
         raise ValueError(f"model must see both sides of a token, but {name} is causal; use log_likelihood")
+
+
+def _moved_by_last_token(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> tuple[float, float]:
+    """Return how far another last token moves the logits before it, and the rounding error of their precision."""
+    *before, last = ids
+    other = next((token for token in before if token != last), int(last == 0))
+    logits = logits_of(model, tokenizer, [ids, [*before, other]])[:, :-1]
+    return largest_difference(logits[1], logits[0]), torch.finfo(logits.dtype).eps
 
 
 def has_head(model: Any, auto_class: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from pelocality.plots.layers import (
     head_grid as head_grid,
     trajectory as trajectory,
 )
+from pelocality.plots.lengths import loss_by_position as loss_by_position, needles as needles
 from pelocality.plots.matrices import (
     heatmap as heatmap,
     key_profiles as key_profiles,

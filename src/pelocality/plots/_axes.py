@@ -54,6 +54,28 @@ def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None
     image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
 
 
+def draw_numbers(ax: Axes, grid: np.ndarray, low: float, high: float) -> None:
+    """Write the number of each cell into an image whose greys go from low to high, where there is room."""
+    width, height = size_in_inches(ax)
+    numbers = {place: short_number(float(grid[place])) for place in np.ndindex(grid.shape)}
+    longest = max(1, *map(len, numbers.values()))
+    size = min(7.0, 72 * height / grid.shape[0] * 0.7, 72 * width / grid.shape[1] / longest * 1.4)
+    for (row, column), text in numbers.items() if size >= 4 else ():
+        colour = "white" if grid[row, column] > low + 0.6 * (high - low) else "black"
+        ax.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+
+
+def short_number(value: float) -> str:
+    """Return a number as a short text: two decimals below 1, two digits below 100, no decimals above."""
+    if np.isnan(value):
+        return ""
+    if np.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    size = abs(value)
+    shown = f"{value:.2f}" if size < 1 else f"{value:.2g}" if size < 99.5 else f"{value:.0f}"
+    return shown.replace("0.", ".", 1).replace("-.00", ".00")
+
+
 def draw_by_distance(
     ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str
 ) -> tuple[Figure, Axes]:

