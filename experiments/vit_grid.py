@@ -48,11 +48,11 @@ from pelocality.statistics import t_interval
 HEADS = 3  # of ViT-tiny
 SIDE = 14  # of its grid of patches
 LAYERS = (0, 5, 11)
-GRID = Positions.grid(8, 8, before=1)  # of the digits
+GRID = Positions.grid(4, 4, before=1)  # of the digits
 KINDS = {
     "learned table": None,
     "ALiBi on the grid": lambda: PositionedEncoding(ALiBi(4), GRID),
-    "ALiBi along the line": lambda: PositionedEncoding(ALiBi(4), Positions(range(64), before=1)),
+    "ALiBi along the line": lambda: PositionedEncoding(ALiBi(4), Positions(range(16), before=1)),
     "table of displacements": lambda: DisplacementTable(4, GRID),
     "none": lambda: DisplacementTable(4, GRID, learnable=False),  # zeros
 }
@@ -114,8 +114,8 @@ def digits(seed):
 
 def measured(model, images):
     """Return metrics of the attention to test images, the mean over layers, heads and images."""
-    known = SequenceModel(model, inputs=identical_patches(1, channels=1))
-    result = text_average(known, [{"pixel_values": images}], length=65, without_first=1, progress=False)
+    known = SequenceModel(model, inputs=identical_patches(2, channels=1))
+    result = text_average(known, [{"pixel_values": images}], length=17, without_first=1, progress=False)
     values = {name: float(each.mean()) for name, each in result.per_sample.items()}
     found = {"locality": values["locality"], "adjusted": float(adjusted_locality(result).mean())}
     return found | {
@@ -128,7 +128,7 @@ def train(kind, seed, epochs):
     """Train a vision transformer with one kind of positions, and measure it before and after."""
     torch.manual_seed(seed)
     config = ViTConfig(
-        image_size=8, patch_size=1, num_channels=1, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
+        image_size=8, patch_size=2, num_channels=1, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
         intermediate_size=128, num_labels=10, hidden_dropout_prob=0.0,
     )  # fmt: skip
     model = ViTForImageClassification(config)
@@ -139,8 +139,8 @@ def train(kind, seed, epochs):
         attach(model, KINDS[kind](), example_inputs={"pixel_values": images[:2]}, disable=names)
     before = measured(model, test_images[:64])
     steps = -(-len(images) // 70) * epochs
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
     model.train()
     for epoch in range(epochs):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + epoch))
@@ -148,6 +148,7 @@ def train(kind, seed, epochs):
             loss = model(pixel_values=images[chosen], labels=labels[chosen]).loss
             optimizer.zero_grad()
             loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
     model.eval()
@@ -178,7 +179,7 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("outputs/vit_grid"), help="folder of figure and table")
     parser.add_argument("--results", type=Path, help="print the tables of a vit_digits.csv instead of training")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument(
         "--smoke", action="store_true", help="random weights instead of a file, one step: to see it run"
     )
