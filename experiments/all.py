@@ -27,6 +27,10 @@ FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
 # the command of each study at full size, with {data} for the folder of the files; and to see it run
 STUDIES = {
     "attenuated_sweep": ("attenuated_sweep.py", "attenuated_sweep.py"),
+    "hand_made_encodings": (
+        "hand_made_encodings.py --text {data}/wikitext2_valid.txt",
+        "hand_made_encodings.py --smoke",
+    ),
     "vit_grid": ("vit_grid.py {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz", "vit_grid.py --smoke"),
     "real_minilm": ("real_models.py minilm --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "real_mpnet": ("real_models.py mpnet --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
@@ -45,6 +49,11 @@ STUDIES = {
     "decoder_minimal_pairs": (
         "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",
         "decoder_minimal_pairs.py --smoke",
+    ),
+    "order_without_positions": (
+        "order_without_positions.py {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl "
+        "--text {data}/books.txt.gz",
+        "order_without_positions.py --smoke",
     ),
     "positions_in_training": (
         "positions_in_training.py --text {data}/books.txt.gz --width 256 --learning-rate 5e-4 --steps 5000 "
@@ -86,6 +95,7 @@ STUDIES = {
 }
 # what prints the tables of each page again from the numbers in docs/results: page, script, files
 PUBLISHED = (
+    ("encodings", "hand_made_encodings", "hand_made_encodings.csv"),
     ("training", "positions_in_training", "positions_of_families/*.csv"),
     ("decoders", "order_without_positions", "order_without_positions.csv"),
     ("decoders", "decoders_in_training", "decoders_in_training.csv"),

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+from pelocality import ALiBi, locality, mean_distance
 from pelocality.corpora import read_frames
 from tests.data import DATA, NEEDS_DATA
 from tests.scripts import ROOT, run as run_script, start_scripts_in_this_process
@@ -686,3 +687,30 @@ def test_spreads_are_compared_by_their_ratio():
     value, low, high = ratio_of_spreads(3 * own, own).replace("[", "").replace("]", "").replace(",", "").split()
     assert float(value) == 3
     assert 1.5 < float(low) < 3 < float(high) < 6
+
+
+def test_hand_made_encodings_are_measured_as_matrices_are(tmp_path, monkeypatch):
+    run("hand_made_encodings", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    found = pd.read_csv(tmp_path / "hand_made_encodings.csv").set_index(["encoding", "length"])
+    weights = ALiBi(8).weights(16)
+    assert found.loc[("ALiBi, 8 heads", 16), "locality"] == pytest.approx(float(locality(weights).mean()), abs=1e-6)
+    assert found.loc[("ALiBi, 8 heads", 16), "mean_distance"] == pytest.approx(
+        float(mean_distance(weights).mean()), abs=1e-5
+    )
+    assert (found.loc[("sinusoids, 512 wide", 16), "locality"]) == pytest.approx(
+        found.loc[("sinusoids, 512 wide, as a table", 16), "locality"], abs=1e-6
+    )
+    assert (found["relative_asymmetry"].xs(16, level="length").filter(like="causal") == 1).all()
+
+
+def test_word_order_without_positions_is_scored_once_and_printed_again(tmp_path, monkeypatch, capsys):
+    arguments = ("--smoke", "--output", tmp_path)
+    run("order_without_positions", *arguments, monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    table = pd.read_csv(tmp_path / "order_without_positions.csv")
+    assert set(table["probe"]) == {"roles", "shuffles"}
+    assert table["bigrams"].notna().all()
+    run("order_without_positions", *arguments, monkeypatch=monkeypatch)  # nothing is scored again
+    assert printed.endswith(capsys.readouterr().out)
+    run("order_without_positions", "--results", tmp_path / "order_without_positions.csv", monkeypatch=monkeypatch)
+    assert printed.endswith(capsys.readouterr().out)
