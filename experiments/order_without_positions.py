@@ -41,7 +41,7 @@ from decoder_minimal_pairs import bigrams, smollm2
 from runs import DATA, claim, fingerprint, last_complete_checkpoint, markdown, percent, write_atomically
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
-from pelocality import NoEncoding, RotaryEncoding, attach, read_frames, read_snli
+from pelocality import NoEncoding, RotaryEncoding, attach, load, read_frames, read_snli
 from pelocality.evaluation import log_likelihood
 from pelocality.probes import constituency_shuffling, minimal_pairs, semantic_role_swap
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups
@@ -93,9 +93,9 @@ def changes(model):
 def read_small(runs, name, seed):
     """Return a small decoder of a run, its tokenizer, and the block to run it in."""
     folder = last_complete_checkpoint(runs / f"decoder-{name.split(',')[0]}-{seed}")
-    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    model = load(folder) if name == "NoPE" else GPT2LMHeadModel.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, bos_token="[CLS]")
-    return model, tokenizer, nullcontext() if name == "GPT-2" else attach(model, NoEncoding())
+    return model.eval(), tokenizer, attach(model, NoEncoding()) if "no positions" in name else nullcontext()
 
 
 def scores_of(model, tokenizer, texts):
