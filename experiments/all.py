@@ -112,6 +112,7 @@ PUBLISHED = (
     ("downstream", "downstream_accuracy", "downstream_from_nothing.csv"),
     ("role_swap_training", "role_swap_training", "role_swap_answers.csv"),
     ("stability", "stability", "stability.csv"),
+    ("dependencies", "dependency_heads", "dependency_heads.csv"),
     ("shuffles", "shuffle_swap_snli", "shuffles_minilm.csv"),
     ("shuffles", "shuffle_swap_snli", "shuffles_mpnet.csv"),
 )
