@@ -36,6 +36,7 @@ from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 from decoder_minimal_pairs import bigrams, smollm2
 from runs import DATA, claim, fingerprint, last_complete_checkpoint, markdown, percent, write_atomically
@@ -48,6 +49,7 @@ from pelocality.statistics import Estimate, mean_over_groups, proportion_over_gr
 
 LARGE, ALONE = "SmolLM2", "SmolLM2, no positions"
 SMALL = ("GPT-2", "GPT-2, no positions", "NoPE")
+PROBES = {"roles": "role swaps", "shuffles": "shuffles"}
 LENGTHS = {"at most 10": (0, 10), "11 to 20": (11, 20), "more than 20": (21, 1000)}
 
 
@@ -152,11 +154,11 @@ def by_decoder(table, losses):
     lines = []
     for decoder in ("bigrams", *[name for name in losses.index if name.startswith(LARGE)]):
         line = {"decoder": decoder}
-        for probe in ("roles", "shuffles"):
+        for probe, name in PROBES.items():
             rows = readable(table, probe, decoder)
-            line |= {f"{probe}: pairs": len(rows), "preferred, %" + " " * len(line): f"{preferred(rows, decoder):.1f}"}
+            line |= {name: len(rows), f"{name}: original, %": f"{preferred(rows, decoder):.1f}"}
             changed = decoder not in ("bigrams", LARGE)
-            line["points" + " " * len(line)] = f"{difference(rows, decoder, LARGE):+.1f}" if changed else ""
+            line[f"{name}: points"] = f"{difference(rows, decoder, LARGE):+.1f}" if changed else ""
         lines.append(line | {"nats a word": f"{losses[decoder]:.2f}"})
     return pd.DataFrame(lines)
 
@@ -168,10 +170,10 @@ def by_seed(table, losses):
     for name in ("bigrams", *SMALL) if seeds else ():
         line = {"decoder": name}
         columns = [name] if name == "bigrams" else [f"{name}, seed {seed}" for seed in seeds]
-        for probe in ("roles", "shuffles"):
+        for probe, of_probe in PROBES.items():
             rows = readable(table, probe, f"GPT-2, seed {seeds[0]}")
             shares = ", ".join(f"{100 * (rows[column] > 0).mean():.1f}" for column in columns)
-            line |= {f"{probe}: pairs": len(rows), "preferred, %" + " " * len(line): shares}
+            line |= {of_probe: len(rows), f"{of_probe}: original, %": shares}
         lines.append(line | {"nats a word": ", ".join(f"{losses[column]:.2f}" for column in columns)})
     return pd.DataFrame(lines)
 
@@ -194,35 +196,52 @@ def explained(table):
     return pd.DataFrame(lines)
 
 
-def by_part(table):
-    """Return role swaps by length, corpus and whether the verb changed: bigrams, without positions, as it is."""
+def parts_of(table):
+    """Return role swaps, all of them and by length, corpus and whether the verb changed, by name."""
     rows = readable(table, "roles", LARGE)
-    parts = {f"{name} words": rows["words"].between(*ends) for name, ends in LENGTHS.items()}
-    parts |= {corpus: rows["corpus"] == corpus for corpus in rows["corpus"].unique()}
-    parts |= {f"verb {verb}": rows["verb"] == verb for verb in rows["verb"].unique()}
+    parts = {"all": rows}
+    parts |= {f"{name} words": rows[rows["words"].between(*ends)] for name, ends in LENGTHS.items()}
+    parts |= {
+        f"{column} {value}" if column == "verb" else value: part
+        for column in ("corpus", "verb")
+        for value, part in rows.groupby(column, sort=False)
+    }
+    return {name: part for name, part in parts.items() if len(part)}
+
+
+def by_part(table):
+    """Return how many originals bigrams, the mask and the decoder prefer in each part, and what positions add."""
     lines = []
-    for name, chosen in parts.items():
-        part = rows[chosen]
-        if len(part):
-            shares = {decoder: f"{preferred(part, decoder):.1f}" for decoder in ("bigrams", ALONE, LARGE)}
-            lines.append(
-                {"role swaps": name, "pairs": len(part)}
-                | shares
-                | {"positions, points": f"{difference(part, LARGE, ALONE):+.1f}"}
-            )
+    for name, part in parts_of(table).items():
+        shares = {decoder: f"{preferred(part, decoder):.1f}" for decoder in ("bigrams", ALONE, LARGE)}
+        points = f"{difference(part, LARGE, ALONE):+.1f}"
+        lines.append({"role swaps": name, "pairs": len(part)} | shares | {"positions, points": points})
     return pd.DataFrame(lines)
+
+
+def figure(table):
+    """Plot the share of preferred originals of each part: bigrams, the mask alone, and the decoder as it is."""
+    parts = parts_of(table)
+    fig, ax = plt.subplots(figsize=(7.4, 4.4), layout="constrained")
+    marks = {"bigrams": ("s", "0.6"), ALONE: ("^", "tab:orange"), LARGE: ("o", "black")}
+    for shift, (decoder, (marker, color)) in zip((0.2, 0, -0.2), marks.items(), strict=True):
+        found = [preferred(part, decoder) for part in parts.values()]
+        values = [each.value for each in found]
+        ends = [[each.value - each.low for each in found], [each.high - each.value for each in found]]
+        places = [shift - number for number in range(len(parts))]
+        ax.errorbar(values, places, xerr=ends, fmt=marker, color=color, capsize=2, label=decoder)
+    ax.set_yticks([-number for number in range(len(parts))], [f"{name} ({len(part)})" for name, part in parts.items()])
+    ax.axvline(50, color="0.6", linestyle=":", linewidth=1)
+    ax.set(xlabel="original preferred to its role swap, % (chance: 50)", xlim=(48, 100))
+    fig.legend(loc="outside upper center", ncols=3, frameon=False)
+    return fig
 
 
 def show(table, losses):
     """Print all tables."""
-    complete = ALONE in table
-    for found in (
-        by_decoder(table, losses),
-        by_seed(table, losses),
-        *((explained(table), by_part(table)) if complete else ()),
-    ):
-        if len(found):
-            print(f"{markdown(found.rename(columns=str.strip))}\n")
+    found = [by_decoder(table, losses), by_seed(table, losses)]
+    found += [explained(table), by_part(table)] if ALONE in table else []
+    print("\n\n".join(markdown(each) for each in found if len(each)))
 
 
 def main():
@@ -258,6 +277,9 @@ def main():
     file = arguments.output / "order_without_positions.csv"
     table.to_csv(file, index=False)
     losses.to_csv(loss_file(file))
+    if ALONE in table:
+        plt.switch_backend("agg")
+        figure(table).savefig(arguments.output / "order_without_positions.png", dpi=150)
     show(table, losses)
 
 
