@@ -98,6 +98,7 @@ PUBLISHED = (
     ("encodings", "hand_made_encodings", "hand_made_encodings.csv"),
     ("training", "positions_in_training", "positions_of_families/*.csv"),
     ("decoders", "order_without_positions", "order_without_positions.csv"),
+    ("decoders", "decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
     ("decoders", "decoders_in_training", "decoders_in_training.csv"),
     ("rotations", "rotations", "rotations_smollm2_kernels.csv"),
     ("rotations", "rotations", "rotations_small_kernels.csv"),
