@@ -184,7 +184,10 @@ def main() -> None:
         print(markdown(most_local_heads(folder, result["length"])))
     if len(of_family) > 1:
         print(f"\n{markdown(comparison(trajectories))}\n\n{markdown(by_layer(trajectories))}")
-        print("\n".join(f"{family}: held-out loss {of_seeds(pd.Series(found))}" for family, found in losses.items()))
+        print(
+            "\n"
+            + "\n".join(f"{family}: held-out loss {of_seeds(pd.Series(found))}" for family, found in losses.items())
+        )
         figure_of_families(trajectories).savefig(arguments.output / "positions_in_training_families.png", dpi=150)
 
 
