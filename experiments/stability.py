@@ -72,7 +72,7 @@ from healed_models import (
     tokenized,
     with_new_head,
 )
-from runs import DATA, claim, markdown, settings_of, write_atomically
+from runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
 from scipy.stats import false_discovery_control, levene
 from sentence_tasks import glue_rows, score
 from torch import nn
@@ -233,13 +233,13 @@ def ratio_of_spreads(scores: pd.Series, base: pd.Series) -> str:
 
 
 def forgetting(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return each cell's token loss before and after each task, and its rise, mean over seeds with intervals."""
+    """Return each cell's token loss before and after each task, and its rise: the mean over seeds, and each."""
     by_stage = rows.pivot_table(index=["cell", "seed"], columns="after", values="token_loss", sort=False)
     by_stage = by_stage.clip(lower=0)  # rounding
     by_stage["rise"] = by_stage[list(TASKS)[-1]] - by_stage["before"]
     found = []
     for cell, of_cell in by_stage.groupby("cell", sort=False):
-        stages = {f"after {name}" if name in TASKS else name: str(mean_over_runs(of_cell[name])) for name in of_cell}
+        stages = {f"after {name}" if name in TASKS else name: of_seeds(of_cell[name]) for name in of_cell}
         found.append({"positions": cell, "runs": len(of_cell)} | stages)
     return pd.DataFrame(found)
 
@@ -310,6 +310,8 @@ def main() -> None:
         if arguments.against not in (cells := results["cell"].unique()):
             raise ValueError(f"--against must be one of {', '.join(cells)}, got {arguments.against}")
         print(markdown(summary(results, arguments.against)))
+        if (beside := arguments.results.with_name("forgetting.csv")).exists():
+            print(f"\n{markdown(forgetting(pd.read_csv(beside)))}")
         figure(results, pd.DataFrame()).savefig(arguments.output / "stability.png", dpi=150)
         return
     claim(arguments.output, settings_of(arguments))

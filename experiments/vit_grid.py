@@ -177,26 +177,30 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path, nargs="?", help=".npz with pos_embed and the query and key weights")
     parser.add_argument("--output", type=Path, default=Path("outputs/vit_grid"), help="folder of figure and table")
-    parser.add_argument("--results", type=Path, help="print the tables of a vit_digits.csv instead of training")
+    parser.add_argument("--results", type=Path, help="print the table of a vit_digits.csv, train nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument(
         "--smoke", action="store_true", help="random weights instead of a file, one step: to see it run"
     )
     arguments = parser.parse_args()
+    if arguments.results:
+        return print(markdown(summary(pd.read_csv(arguments.results))))
     if arguments.smoke == bool(arguments.file):
         parser.error("name either a file or --smoke")
+    plt.switch_backend("agg")
     tables_of_vit(random_weights() if arguments.smoke else np.load(arguments.file), arguments.output)
-    path = arguments.results or arguments.output / "vit_digits.csv"
+    path = arguments.output / "vit_digits.csv"
     rows = pd.read_csv(path).to_dict("records") if path.exists() else []
     seeds, epochs = ([0], 1) if arguments.smoke else (arguments.seeds, arguments.epochs)
-    for kind in KINDS if arguments.results is None else ():
+    for kind in KINDS:
         for seed in seeds:
             if not any(row["positions"] == kind and row["seed"] == seed for row in rows):
                 rows.append(train(kind, seed, epochs))
                 pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g")
     print("\ndigits, test images:\n")
     print(markdown(summary(pd.DataFrame(rows))))
+    return None
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 import importlib
 import sys
-import warnings
-from contextlib import suppress
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import linregress, t as student_t
 
 from tests.data import EXAMPLES
 from tests.scripts import ROOT, run as run_script
@@ -78,7 +77,6 @@ def test_half_of_the_mixed_heads_mirror_the_other_half():
 
 
 def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks():
-    pytest.importorskip("statsmodels")
     slope = importlib.import_module("downstream_tables").slope
     draw = np.random.default_rng(0)
     cells, tasks = draw.uniform(0, 0.3, 12), [2.6, 2.8, 3.0, 3.2, 3.4]
@@ -88,43 +86,53 @@ def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks(
         for t, b in enumerate(tasks)
         for s in (0, 1)
     ]
-    found = slope(pd.DataFrame(rows), "locality")
-    assert 2 < found.low < 3 < found.high < 4
+    for found in slope(pd.DataFrame(rows), "locality"):
+        assert 2 < found.low < 3 < found.high < 4
 
 
-def test_no_optimiser_finds_a_more_likely_fit_of_the_committed_scores(monkeypatch):
-    """The likelihood of several variances has local optima, and the processor decides which is met first."""
-    pytest.importorskip("statsmodels")
+def test_a_slope_for_these_tasks_is_that_of_the_mean_scores_of_cells():
+    """An independent fit: scipy's regression of cell means, and with the loss held numpy's least squares."""
     tables = importlib.import_module("downstream_tables")
     table = pd.read_csv(ROOT / "docs" / "results" / "downstream_accuracy.csv")
-    rows = table[(table["kind"] == "shuffled premises") & table["cell"].isin(tables.SCALINGS)]
-    best_fit, models = tables.best_fit, []
-    monkeypatch.setattr(tables, "best_fit", lambda model: models.append(model) or best_fit(model))
-    tables.slope(rows, "symmetry")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = best_fit(models[0]).llf
-        for method in ("lbfgs", "powell", "nm"):
-            with suppress(np.linalg.LinAlgError):  # as Powell does on some processors
-                assert found > models[0].fit(method=method).llf - 1e-3
+    rows = table[(table["kind"] == "order") & table["cell"].isin(tables.RELOCATED[1:])]
+    means = rows.groupby("cell")[["score", "locality", "token_loss"]].mean()
+    alone = linregress(10 * means["locality"], means["score"])
+    found, _ = tables.slope(rows, "locality")
+    assert found.value == pytest.approx(alone.slope)
+    assert (found.high - found.low) / 2 == pytest.approx(student_t.ppf(0.975, 11) * alone.stderr)
+    held, general = tables.slope(rows, "locality", "token_loss")
+    design = np.column_stack([np.ones(13), 10 * means["locality"], means["token_loss"]])
+    assert held.value == general.value == pytest.approx(np.linalg.lstsq(design, means["score"])[0][1])
+    assert [f"{each:.2f}" for each in (held.value, held.low, held.high)] == ["4.03", "2.63", "5.43"]
 
 
-def test_scores_that_cannot_be_fitted_do_not_end_a_study(monkeypatch):
-    pytest.importorskip("statsmodels")
-    tables = importlib.import_module("downstream_tables")
+def test_tasks_in_general_know_less_than_these_tasks_and_one_task_says_nothing_of_others():
+    slope = importlib.import_module("downstream_tables").slope
+    cells = [{"cell": c, "seed": 0, "locality": 0.1 * c, "score": 3.0 * c + (-1) ** c} for c in range(6)]
+    rows = pd.DataFrame(
+        [cell | {"task": task, "score": k * cell["score"]} for cell in cells for k, task in ((1, "MR"), (2, "CR"))]
+    )
+    these, general = slope(rows, "locality")
+    assert these.value == general.value
+    assert general.low < these.low < these.high < general.high
+    these, general = slope(rows[rows["task"] == "MR"], "locality")
+    assert np.isfinite(these.high)
+    assert np.isnan(general.high)
+    too_few, _ = slope(rows[rows["cell"] < 2], "locality")
+    assert np.isnan([too_few.value, too_few.low, too_few.high]).all()
 
-    def stop(*given, **settings):
-        raise np.linalg.LinAlgError("Singular matrix")
 
-    monkeypatch.setattr(tables.MixedLM, "fit", stop)
-    cells = [{"cell": c, "seed": 0, "locality": 0.1 * c, "score": 3.0 * c} for c in range(6)]
-    rows = pd.DataFrame([cell | {"task": task} for cell in cells for task in ("MR", "CR")])
-    found = tables.slope(rows, "locality")
-    assert np.isnan([found.value, found.low, found.high]).all()
+def test_seeds_that_not_all_cells_have_do_not_enter_a_slope():
+    slope = importlib.import_module("downstream_tables").slope
+    cells = [
+        {"cell": c, "seed": s, "task": "MR", "locality": 0.1 * c, "score": 3.0 * c + 50 * s}
+        for c in range(5)
+        for s in (0, 1)
+    ]
+    assert slope(pd.DataFrame(cells[:-1]), "locality")[0].value == pytest.approx(3)
 
 
 def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("statsmodels")
     pytest.importorskip("accelerate")
 
     def run(*more):
@@ -142,8 +150,9 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
         [1, 0], abs=1e-6
     )
     assert {"original", "measured table", "from nothing: mixed"} <= set(table.index.get_level_values("cell"))
+    of_cells = printed.split("| all healed (4) |")[1]
     for scores in ("order", "fine-tuned", "shuffled premises, fine-tuned"):
-        assert f"| {scores} | all healed (4) |" in printed
+        assert f"| {scores} | locality |" in of_cells
     (tmp_path / "seed-0" / "none.json").unlink()
     assert run("--scores", "frozen", "fine-tuned") == printed
     assert (tmp_path / "downstream_accuracy.png").exists()
