@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -82,7 +83,7 @@ def test_on_a_line_the_bias_is_that_of_the_encoding(make, causal):
 
 def test_packed_sequences_do_not_see_each_other():
     lengths, encoding = (3, 5, 1), filled(DistanceTable(2, length=6, signed=True))
-    packed = PositionedEncoding(encoding, [i for n in lengths for i in range(n)])
+    packed = PositionedEncoding(encoding, Positions.packed([i for n in lengths for i in range(n)]))
     found = packed.weights(9)
     expected = torch.stack([torch.block_diag(*(encoding.weights(n)[head] for n in lengths)) for head in (0, 1)])
     torch.testing.assert_close(found, expected)
@@ -136,7 +137,7 @@ def test_attention_layers_take_them():
     query, key, value = torch.randn(3, 1, 2, 17, 4)
     expected = (query @ key.mT / 2 + encoding(17)).softmax(-1) @ value
     torch.testing.assert_close(biased_attention(query, key, value, encoding), expected)
-    with pytest.raises(ValueError, match="the positions of the encoding are of 17 tokens, got 16; first tokens"):
+    with pytest.raises(ValueError, match="the positions of the encoding are of 17 tokens, got 16; inputs"):
         layer(x[:, 1:])
 
 
@@ -232,9 +233,29 @@ def test_a_grid_without_the_class_token_is_refused():
     model, inputs = vit(), {"pixel_values": torch.randn(1, 3, 16, 16)}
     before = model(**inputs).last_hidden_state
     encoding = PositionedEncoding(ALiBi(2), Positions.grid(4, 4))
-    with (
-        attach(model, encoding, example_inputs=inputs, disable=["embeddings.position_embeddings"]),
-        pytest.raises(ValueError, match="the positions of the encoding are of 16 tokens, got 17"),
-    ):
-        model(**inputs)
+    with pytest.raises(ValueError, match="the positions of the encoding are of 16 tokens, got 17"):
+        attach(model, encoding, example_inputs=inputs, disable=["embeddings.position_embeddings"])
     assert torch.equal(model(**inputs).last_hidden_state, before)
+
+
+def test_the_numbers_of_another_grid_are_not_loaded():
+    saved = DisplacementTable(2, Positions.grid(4, 6)).state_dict()
+    with pytest.raises(RuntimeError, match=r"has positions='Positions.24 places of 2 coordinates"):
+        DisplacementTable(2, Positions.grid(6, 4)).load_state_dict(saved)
+    DisplacementTable(2, Positions.grid(4, 6)).load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PositionedEncoding(ALiBi(2), GRID), lambda: filled(DisplacementTable(2, GRID))]
+)
+def test_compiled_encodings_give_the_same_bias(make):
+    encoding = make()
+    compiled = torch.compile(lambda x: x + encoding(17), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.zeros(17, 17)), encoding(17))
+
+
+def test_many_axes_have_a_number_for_each_displacement():
+    places = np.random.default_rng(0).standard_normal((12, 3))
+    keys = np.array([(*place, time) for place in places for time in range(3)])
+    vectors = {tuple((y - x).round(9)) for x in keys for y in keys}
+    assert DisplacementTable(1, keys).values.shape == (1, len(vectors))

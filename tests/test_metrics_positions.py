@@ -1,14 +1,17 @@
 """Metrics by positions that are no line: against the line, closed forms, and loops written from the equations."""
 
+import copy
 import inspect
 import itertools
 import math
+import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from pelocality import Positions, measure, metrics
+from pelocality import MeanAttention, Positions, measure, metrics
 from tests.names import METRICS
 from tests.test_metrics import causal_attention, random_attention
 
@@ -47,17 +50,27 @@ ISOTROPIC = {
     "plane": Positions.grid(8, 8),
     "oblong": Positions.grid(5, 9),
     "shifted thirds": Positions(Positions.grid(6, 6).keys / 3 - 0.77),
-    "skewed": Positions(Positions.grid(6, 6).keys @ torch.tensor([[1.0, 0.3], [0.2, 1.7]], dtype=torch.float64)),
+    "skewed": Positions(
+        Positions.grid(6, 6).keys.double() @ torch.tensor([[1.0, 0.3], [0.2, 1.7]], dtype=torch.float64)
+    ),
     "space": Positions.grid(4, 3, 5),
     "sentences": Positions([0, 0, 0, 1, 1, 2, 2, 2, 2, 3]),
-    "packed": Positions([0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4]),
+    "packed": Positions.packed([0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4]),
+    "single precision": Positions(torch.linspace(0, 1, 41)),
+    "unix times": Positions(1.7e9 + 0.1 * np.arange(31)),
+    "nanoseconds": Positions(1_700_000_000_000_000_000 + 1_000_000 * np.arange(21)),
+    "grid with an offset": Positions(np.indices((4, 4, 4)).reshape(3, -1).T * 0.1 + 100.3),
+    "grid of single precision": Positions((Positions.grid(5, 5).keys * 0.02).float() + 5),
+    "hexagons": Positions([(a + 0.5 * (b % 2) + 0.7, b * 3**0.5 / 2 * 1e0 + 0.7) for b in range(7) for a in range(6)]),
+    "rotated": Positions(Positions.grid(6, 6).keys.double() @ torch.tensor([[0.8, 0.6], [-0.6, 0.8]]).double()),
 }
 
 
 @pytest.mark.parametrize("positions", ISOTROPIC.values(), ids=ISOTROPIC)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_kernel_of_distance_is_symmetric(positions, dtype):
-    attention = (-(positions.distance**1.3) / 2).to(dtype).softmax(-1)
+    unit = positions.distance[positions.distance > 0].min()
+    attention = (-((positions.distance / unit) ** 1.3) / 2).to(dtype).softmax(-1)
     found = measure(attention, positions=positions)
     assert found.symmetry == 1
     assert found.relative_asymmetry < 4 * torch.finfo(dtype).eps
@@ -91,8 +104,8 @@ def test_a_shift_by_a_vector_is_explained_by_displacements_alone():
 
 def placed(given):
     """Return coordinates of queries and keys as lists of tuples."""
-    keys = [tuple(row) for row in given.keys.tolist()]
-    return keys if given.queries is None else [tuple(row) for row in given.queries.tolist()], keys
+    keys = [tuple(map(float, row)) for row in given.keys.tolist()]
+    return keys if given.queries is None else [tuple(map(float, row)) for row in given.queries.tolist()], keys
 
 
 def loop(name, A, x, y):
@@ -159,7 +172,7 @@ def test_packed_sequences_are_measured_each_by_itself():
     lengths = (5, 9, 3, 1)
     parts = [random_attention(n, n, seed=n) for n in lengths]
     attention = torch.block_diag(*parts)
-    packed = Positions([i for n in lengths for i in range(n)])
+    packed = Positions.packed([i for n in lengths for i in range(n)])
     total = sum(lengths)
     for name in ("locality", "mean_distance"):
         alone = sum(n * getattr(metrics, name)(each) for n, each in zip(lengths, parts, strict=True)) / total
@@ -183,7 +196,7 @@ def test_packed_causal_sequences_are_adjusted_for_their_own_past():
     lengths = (6, 10)
     parts = [torch.ones(n, n, dtype=torch.float64).tril() for n in lengths]
     uniform = torch.block_diag(*(each / each.sum(-1, keepdim=True) for each in parts))
-    packed = [0, 1, 2, 3, 4, 5, *range(10)]
+    packed = Positions.packed([*range(6), *range(10)])
     assert abs(metrics.adjusted_locality(uniform, positions=packed)) < 1e-12
     torch.testing.assert_close(metrics.entropy(uniform, positions=packed), torch.tensor(1.0, dtype=torch.float64))
     assert metrics.direction_balance(uniform, positions=packed) == -1
@@ -223,7 +236,7 @@ def test_rings_of_a_width_hold_what_lies_between():
     assert len(profile) == len(axis)
     offset = seconds - seconds[:, None]
     for k in (-3.0, 0.0, 2.5):
-        expected = attention[(offset / 0.5).round() * 0.5 == k].mean()
+        expected = attention[(offset.abs() / 0.5 + 0.5).floor() * 0.5 * offset.sign() == k].mean()
         torch.testing.assert_close(profile[axis == k][0], expected)
     assert len(metrics.distance_profile(attention, positions=seconds)) == len(Positions(seconds).profile_distances)
 
@@ -366,7 +379,7 @@ def test_positions_that_do_not_fit_are_refused(name, positions, words):
 def test_a_plane_has_no_past(name):
     with pytest.raises(ValueError, match="positions of 2 coordinates have no past and no future, which this measures"):
         getattr(metrics, name)(random_attention(16, 16), positions=Positions.grid(4, 4))
-    rows = Positions.grid(4, 4).keys[:, 0]
+    rows = Positions.grid(4, 4).keys[:, :1]
     assert getattr(metrics, name)(random_attention(16, 16), positions=rows).isfinite().any()
 
 
@@ -389,6 +402,10 @@ def test_rectangles_need_positions_where_distance_counts_and_say_so():
         ({}, "positions are either coordinates"),
         ({"keys": [1, 2], "distances": [[0, 1], [1, 0]]}, "positions are either coordinates"),
         ({"distances": [[0, 1], [1, 0]], "queries": [1, 2]}, "positions are either coordinates"),
+        ({"keys": [0, 1, 2, 0, 1]}, r"positions begin again at token 3; of packed sequences give Positions\.packed"),
+        ({"keys": [0, 1, 2], "sequence": [0, 1]}, "sequence must be one integer for each key"),
+        ({"keys": [0.0, 1e200]}, "keys must be finite"),
+        ({"keys": [0, 1], "tolerance": -1}, "tolerance must be at least 0"),
         ({"keys": [[1, 2]], "queries": [1]}, "queries and keys must have as many coordinates, got 1 and 2"),
         ({"keys": [1, 2], "queries": [1], "before": 1}, "before= is for tokens that are queries and keys"),
         ({"keys": [1, 2], "ring": 0}, "ring must be above 0"),
@@ -406,3 +423,88 @@ def test_positions_are_described_by_their_arguments():
         again = Positions.from_configuration(given.configuration())
         assert torch.equal(again.distance, given.distance)
         assert (again.before, again.ring) == (given.before, given.ring)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([True, False], "keys must be coordinates, got booleans; a mask is given as mask="),
+        (np.array(["2026-01-01"], "datetime64[s]"), "keys must be numbers, got times; give seconds"),
+        (Positions.grid(2, 2), "keys must be coordinates, got Positions"),
+        (np.ma.masked_array([1, 2], [False, True]), "keys must not be a masked array"),
+    ],
+)
+def test_coordinates_that_are_no_numbers_are_refused(given, words):
+    with pytest.raises(TypeError, match=words):
+        Positions(given)
+
+
+def test_packed_sequences_of_any_length_are_told_apart():
+    assert Positions.packed([0, 1, 2, 0, 0, 1, 5, 6]).sequence.tolist() == [0, 0, 0, 1, 2, 2, 3, 3]
+    part = Positions.packed([0, 1, 2, 3, 0, 1, 2, 3, 4]).part(1, 9)
+    assert part.distance[0, 3:].isinf().all()
+    lengths = (4, 3)
+    kernels = [(-Positions(range(n)).distance).softmax(-1) for n in lengths]
+    padded = torch.zeros(9, 9, dtype=torch.float64).fill_diagonal_(1)
+    padded[:7, :7] = torch.block_diag(*kernels)
+    ids, mask = Positions.packed([0, 1, 2, 3, 0, 1, 2, 0, 0]), [1] * 7 + [0] * 2
+    assert metrics.monotonicity(padded, positions=ids, mask=mask).tolist() == [1, 1]
+    profile = metrics.distance_profile(padded, positions=ids, mask=mask)
+    torch.testing.assert_close(profile, profile.flip(-1))
+    with pytest.raises(TypeError, match="position_ids must be the integers of one input"):
+        Positions.packed([[0, 1], [0, 1]])
+    seen = torch.ones(7, 7, dtype=torch.bool)
+    whole = Positions.packed([0, 1, 2, 3, 0, 1, 2])
+    for name in ("entropy", "adjusted_locality", "toeplitz_share"):
+        given = getattr(metrics, name)(torch.block_diag(*kernels), positions=whole, visible=seen)
+        torch.testing.assert_close(given, getattr(metrics, name)(torch.block_diag(*kernels), positions=whole))
+
+
+def test_the_line_has_the_same_profile_to_the_bit_with_padding_left_out():
+    attention, mask = random_attention(2, 8, 8), [[1] * 6 + [0] * 2, [1] * 8]
+    for name in ("distance_profile", "profile_asymmetry", "symmetry", "window"):
+        for options in ({"mask": mask}, {"without_first": 1}):
+            expected = getattr(metrics, name)(attention, **options)
+            assert torch.equal(
+                getattr(metrics, name)(attention, positions=range(8), **options).nan_to_num(7), expected.nan_to_num(7)
+            )
+
+
+def test_positions_that_were_used_without_gradients_serve_with_them():
+    grid, attention = Positions.grid(4, 4), random_attention(16, 16)
+    with torch.inference_mode():
+        metrics.symmetry(attention, positions=grid)
+        metrics.half_life(attention, positions=grid)
+    for name in ("symmetry", "half_life", "toeplitz_share"):
+        given = attention.clone().requires_grad_()
+        getattr(metrics, name)(given, positions=grid).backward()
+        fresh = Positions.grid(4, 4)
+        function = lambda x, name=name, fresh=fresh: getattr(metrics, name)(x, positions=fresh)  # noqa: E731
+        torch.testing.assert_close(torch.func.grad(function)(attention), given.grad)
+    assert len(pickle.dumps(grid)) < 2000
+    assert copy.deepcopy(grid) is grid
+    aligned = random_attention(2, 5)
+    with torch.device("meta"):
+        other = Positions(range(5), queries=[0.5, 1.5])
+        assert other.pairs.exists.sum() == 3
+        assert metrics.diagonality(aligned, positions=other).isfinite()
+
+
+def test_other_queries_are_not_cut_with_the_keys():
+    positions = Positions(range(5), queries=np.arange(5) + 0.5)
+    with pytest.raises(ValueError, match="mask and without_first are for tokens that are queries and keys"):
+        metrics.mean_distance(random_attention(5, 5), positions=positions, mask=[1, 1, 1, 1, 0])
+
+
+def test_results_whose_positions_would_be_lost_are_refused():
+    result = SimpleNamespace(attention=random_attention(9, 9), positions=Positions.grid(3, 3).keys)
+    torch.testing.assert_close(metrics.symmetry(result), metrics.symmetry(result.attention, positions=result.positions))
+    with pytest.raises(ValueError, match="crop would lose the positions of the result"):
+        metrics.crop(result, 1)
+    with pytest.raises(ValueError, match="MeanAttention would lose the positions"):
+        MeanAttention(length=4).update(result)
+
+
+def test_the_last_rows_of_a_causal_matrix_warn_as_the_whole_does():
+    with pytest.warns(UserWarning, match="one-sided"):
+        metrics.symmetry(causal_attention(20, 20)[15:], positions=Positions(range(20), queries=range(15, 20)))

@@ -19,13 +19,16 @@ from transformers import (
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    ViTConfig,
+    ViTModel,
     set_seed,
 )
 from transformers.integrations import integration_utils
 
-from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, T5Buckets
+from pelocality import Positions
+from pelocality.encodings import KERPLE, ALiBi, AttenuatedEncoding, DistanceTable, PositionedEncoding, T5Buckets
 from pelocality.metrics import adjusted_locality, locality, measure
-from pelocality.models import attach, positional_attention
+from pelocality.models import attach, identical_patches, positional_attention
 from pelocality.models.measuring.samples import CAUSAL
 from pelocality.models.training.callback import BIDIRECTIONAL, LocalityCallback, encoding_parameters, trajectory
 from tests.test_encodings_cache import Pair
@@ -183,7 +186,7 @@ def test_the_halves_of_an_encoder_decoder_are_told_apart(tmp_path):
     attach(model.encoder, ALiBi(2))
     attach(model.decoder, ALiBi(2))
     measured = LocalityCallback(source="encodings", length=12)._layers(model, None)
-    assert [causal for *_, causal in measured] == [False, True]
+    assert [causal for *_, causal, _ in measured] == [False, True]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -202,8 +205,20 @@ def test_an_encoding_that_peft_trains_is_measured_once_by_the_copy_that_runs(tmp
     with contextlib.nullcontext() if enabled else model.disable_adapter():
         measured = callback._layers(model, None)
     assert [layer for layer, *_ in measured] == [0, 1]
-    for _, weights, _, _ in measured:
+    for _, weights, *_ in measured:
         torch.testing.assert_close(weights, wanted.expand(2, -1, -1))
+
+
+def test_images_and_encodings_of_a_grid_are_measured_on_it():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model, inputs = ViTModel(ViTConfig(image_size=16, patch_size=4, **sizes)), identical_patches(4)
+    measured = LocalityCallback(inputs=inputs, length=16, words=2)._layers(model, None)
+    assert all(positions.dimensions == 2 for *_, positions in measured)
+    encoding = PositionedEncoding(ALiBi(2), Positions.grid(4, 4, before=1))
+    attach(model, encoding, example_inputs={"pixel_values": torch.randn(1, 3, 16, 16)}, position_embeddings="keep")
+    for _, weights, _, _, positions in LocalityCallback(source="encodings", inputs=inputs)._layers(model, None):
+        assert (measure(weights, positions=positions).symmetry == 1).all()
 
 
 def test_encodings_of_both_halves_have_the_columns_of_each(tmp_path):

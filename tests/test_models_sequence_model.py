@@ -3,6 +3,7 @@
 import contextlib
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -15,6 +16,7 @@ from pelocality import (
     influence,
     metrics,
     positional_attention,
+    positional_logits,
     rollout,
     text_average,
 )
@@ -667,3 +669,16 @@ def test_a_table_by_distance_along_a_line_is_not_made_from_a_grid():
     result = positional_attention(SequenceModel(vit(), inputs=identical_patches(4)), length=16, words=1)
     with pytest.raises(ValueError, match="attention is of positions that are no line"):
         DistanceTable.from_attention(result)
+
+
+def test_text_without_its_special_tokens_lies_at_given_positions():
+    bert = SequenceModel(tiny("bert"), positions=np.arange(5) / 2)
+    ids = torch.tensor([[1, 7, 9, 11, 13, 15, 2]]).repeat(2, 1)
+    ids[1, 1:6] += 1
+    special = torch.tensor([[1, 0, 0, 0, 0, 0, 1]]).repeat(2, 1)
+    result = text_average(bert, [{"input_ids": ids, "special_tokens_mask": special}])
+    assert result.positions.shape == (5, 5)
+    expected = metrics.locality(result.attention, positions=np.arange(5) / 2)
+    torch.testing.assert_close(result.per_sample["locality"].mean(0), expected)
+    with pytest.raises(ValueError, match="positional_logits are by the distance of tokens on a line"):
+        positional_logits(bert, length=5)

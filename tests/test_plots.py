@@ -212,6 +212,13 @@ def test_attention_to_a_plane_is_drawn_by_place_and_by_displacement():
         plots.on_grid(attention, positions=Positions.grid(2, 2, 3))
     with pytest.raises(ValueError, match=r"query must be in -12\.\.11, got 12"):
         plots.on_grid(attention, positions=grid, query=12)
+    with pytest.raises(ValueError, match=r"attention must be \(\.\.\., 13, 13\), as its positions are"):
+        plots.on_grid(attention[:, 1:, 1:], positions=grid)
+    columns = Positions([(0, 0), (0, 1), (0, 5)])
+    _, ax = plots.on_grid(random_attention(3, 3), positions=columns, query=0)
+    assert ax.images[0].get_array().shape == (1, 6)
+    with pytest.raises(ValueError, match="positions must be whole steps apart along each axis"):
+        plots.on_grid(random_attention(3, 3), positions=[(0, 0), (0, 1), (0, 2.5)], query=0)
 
 
 def test_needles_are_drawn_by_length_and_depth():
@@ -445,7 +452,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.distances(np.ones(4)), "result must come from dependency_distances, got ndarray"),
         (lambda: plots.head_types(np.ones(4)), "result must come from compare_head_types, got ndarray"),
         (lambda: plots.profiles({}), "attention is empty"),
-        (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be at least 1"),
+        (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be above 0"),
         (lambda: plots.key_profiles(torch.eye(4), query=4), r"query must be in -4\.\.3 for 4 queries, got 4"),
         (lambda: plots.key_profiles(torch.rand(3)), r"attention must be matrices, \(\.\.\., n, n\), got shape"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),

@@ -1,17 +1,18 @@
 """Where queries and keys lie, if not one after the other on a line: a grid, time stamps, a graph, other keys."""
 
-import copy
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pelocality._checks import count, number, real_numbers
+from pelocality._checks import check_unmasked, count, number, real_numbers
 from pelocality._configuration import Configurable
 
-_BITS = 40  # coordinates and distances that agree in so many leading bits of the largest are equal
+Floats = NDArray[Any]
+Integers = NDArray[np.int64]
 
 
 class Pairs(NamedTuple):
@@ -39,22 +40,25 @@ class Positions(Configurable):
 
     Args:
         keys: Coordinates of the keys, (n,) or (n, d): patches of an image, voxels, time stamps in seconds, the number
-            of a token's sentence. Integers that count up from their first value again and again, such as the
-            ``position_ids`` of packed sequences (0, 1, 2, 0, 1), are separate sequences: the distance between two of
-            them is infinite.
+            of a token's sentence.
         queries: Coordinates of the queries, (m,) or (m, d), where those are not the keys: the frames that a decoder
             attends to, or the last tokens before a cache, ``queries=torch.arange(120, 128)`` of 128 keys.
         before: The number of first tokens that have no place, such as a ViT's [CLS] and registers. Metrics leave them
             out, as ``without_first`` does; encodings have a bias of 0 there.
+        sequence: The number of each key's sequence, (n,), where several are packed into one input: the distance of two
+            sequences is infinite. `packed` reads it from ``position_ids``.
         ring: The width of a ring: distances are rounded to its multiples where attention is averaged by distance
             (`distance_profile`, `window`, `half_life`, `monotonicity`). None: only equal distances are one ring.
+        tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
+            coordinate, 0 for integers.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite where nothing connects them. Such positions have neither directions nor opposite keys.
 
     Raises:
         TypeError: Coordinates that are not real numbers.
-        ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, or
-            a ring that is not above 0.
+        ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, a
+            ring that is not above 0; or coordinates (n,) that count up from their first value again and again, as the
+            ``position_ids`` of packed sequences and the columns of a grid do: give `packed`, or coordinates (n, 1).
 
     Note:
         Keys at the same place, such as the tokens of one sentence, count together where opposite keys are compared, by
@@ -63,12 +67,14 @@ class Positions(Configurable):
     Examples:
         >>> from pelocality.metrics import locality, symmetry
         >>> grid = Positions.grid(8, 8)
+        >>> grid
+        Positions(64 places of 2 coordinates)
         >>> round_kernel = torch.softmax(-grid.distance, -1)
         >>> symmetry(round_kernel, positions=grid)
         tensor(1., dtype=torch.float64)
         >>> symmetry(round_kernel)  # the patches read as a line of 64 tokens
         tensor(0.8131, dtype=torch.float64)
-        >>> Positions([0, 1, 2, 0, 1]).distance[2]
+        >>> Positions.packed([0, 1, 2, 0, 1]).distance[2]
         tensor([2., 1., 0., inf, inf], dtype=torch.float64)
     """
 
@@ -78,7 +84,9 @@ class Positions(Configurable):
         queries: Any = None,
         *,
         before: int = 0,
+        sequence: Any = None,
         ring: float | None = None,
+        tolerance: float | None = None,
         distances: Any = None,
     ) -> None:
         if (keys is None) == (distances is None) or (keys is None and queries is not None):
@@ -87,14 +95,22 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
-        self.keys = None if keys is None else _coordinates("keys", keys)
-        self.queries = None if queries is None else _coordinates("queries", queries)
-        self.distances = None if distances is None else _distances(distances)
-        if self.before and self.queries is not None:
-            raise ValueError("before= is for tokens that are queries and keys; leave it out with queries=")
-        if self.queries is not None and self.keys is not None and self.queries.shape[1] != self.keys.shape[1]:
-            axes = f"{self.queries.shape[1]} and {self.keys.shape[1]} coordinates"
+        given = {name: each for name, each in (("keys", keys), ("queries", queries)) if each is not None}
+        found = {name: _coordinates(name, each) for name, each in given.items()}
+        self._keys, self._queries = (found[name][0] if name in found else None for name in ("keys", "queries"))
+        if self._keys is not None and self._queries is not None and self._queries.shape[1] != self._keys.shape[1]:
+            axes = f"{self._queries.shape[1]} and {self._keys.shape[1]} coordinates"
             raise ValueError(f"queries and keys must have as many coordinates, got {axes}")
+        if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
+            raise ValueError(f"tolerance must be at least 0, got {tolerance}")
+        rounding = max((each for _, each in found.values()), default=0.0)
+        self.tolerance = rounding if tolerance is None else float(tolerance)
+        self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
+        if self._keys is not None and self._sequence is None and queries is None and _axes(keys) == 1:
+            _refuse_packed(self._keys[:, 0])
+        self._distances = None if distances is None else _distances(distances)
+        if self.before and (self._queries is not None or self.shape[0] != self.shape[1]):
+            raise ValueError("before= is for tokens that are queries and keys; leave it out")
 
     @classmethod
     def of(cls, given: Any) -> Self:
@@ -115,44 +131,98 @@ class Positions(Configurable):
 
         Examples:
             >>> Positions.grid(2, 2).keys.tolist()
-            [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+            [[0, 0], [0, 1], [1, 0], [1, 1]]
         """
         if not sizes:
             raise ValueError("sizes must name the places along each axis, such as Positions.grid(14, 14)")
-        axes = [torch.arange(count("sizes", size), dtype=torch.float64, device="cpu") for size in sizes]
-        return cls(torch.cartesian_prod(*axes).reshape(-1, len(axes)), before=before)
+        shape = [count("sizes", size) for size in sizes]
+        return cls(np.indices(shape).reshape(len(shape), -1).T, before=before)
+
+    @classmethod
+    def packed(cls, position_ids: Any) -> Self:
+        """Return the places of packed sequences: a sequence begins wherever a token's number does not grow by 1.
+
+        Args:
+            position_ids: The number of each token in its sequence, (n,) integers, such as 0, 1, 2, 0, 1.
+
+        Raises:
+            TypeError: Other numbers than integers.
+            ValueError: Another shape.
+
+        Examples:
+            >>> Positions.packed([3, 4, 0, 0, 1]).sequence.tolist()
+            [0, 0, 1, 2, 2]
+        """
+        found, _ = _coordinates("position_ids", position_ids)
+        if found.dtype.kind not in "iu" or found.shape[1] != 1:
+            raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
+        return cls(found, sequence=np.cumsum(np.diff(found[:, 0], prepend=found[0, 0] - 1) != 1))
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        who = f"{n} places" if self._queries is None and m == n else f"{m} queries, {n} keys"
+        kind = f" of {self.dimensions} coordinate{'s' * (self.dimensions > 1)}" if self.dimensions else " by distances"
+        more = "" if self._sequence is None else f", {self._sequence.max() + 1} sequences"
+        return f"Positions({who}{kind}{more}{f', before={self.before}' * bool(self.before)})"
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # positions do not change
+
+    def __getstate__(self) -> dict[str, Any]:
+        computed = [name for name in vars(type(self)) if isinstance(vars(type(self))[name], cached_property)]
+        return {name: value for name, value in vars(self).items() if name not in computed}
+
+    # ---- as given
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The coordinates of the keys, (n, d); None where distances were given."""
+        return None if self._keys is None else _tensor(self._keys)
+
+    @property
+    def queries(self) -> Tensor | None:
+        """The coordinates of the queries, (m, d); None where they are the keys."""
+        return None if self._queries is None else _tensor(self._queries)
+
+    @property
+    def sequence(self) -> Tensor | None:
+        """The number of each key's sequence, (n,); None where there is one sequence."""
+        return None if self._sequence is None else _tensor(self._sequence)
+
+    @property
+    def distances(self) -> Tensor | None:
+        """The distances that were given, (m, n); None where coordinates were."""
+        return None if self._distances is None else _tensor(self._distances)
 
     @property
     def shape(self) -> tuple[int, int]:
         """The number of queries and of keys, without the tokens that have no place."""
-        if self.distances is not None:
-            return self.distances.shape[0], self.distances.shape[1]
-        return len(self._queries), len(self._keys)
+        if self._distances is not None:
+            return self._distances.shape[0], self._distances.shape[1]
+        return len(self._x), len(self._y)
 
     @property
     def dimensions(self) -> int:
         """The number of coordinates, 0 of distances."""
-        return 0 if self.keys is None else self.keys.shape[1]
+        return 0 if self._keys is None else int(self._keys.shape[1])
 
     @property
     def has_directions(self) -> bool:
         """Whether there is a past and a future: one coordinate."""
         return self.dimensions == 1
 
-    @property
+    @cached_property
     def is_line(self) -> bool:
         """Whether these are tokens one after the other, one unit apart, each a query and a key."""
-        if not self.has_directions or self.queries is not None or self.ring is not None:
-            return False
-        return bool((self._keys.diff(dim=0) == 1).all())
+        plain = self._queries is None and self._sequence is None and self.ring is None and not self.before
+        return plain and self.has_directions and bool((np.diff(self._y[:, 0]) == 1).all())
+
+    # ---- distances
 
     @cached_property
     def distance(self) -> Tensor:
-        """The distance of every query and key, (m, n), float64, on the CPU."""
-        if self.distances is not None:
-            return self.distances
-        found = self._displacement.abs().squeeze(-1) if self.has_directions else self._displacement.norm(dim=-1)
-        return torch.where(self._apart, torch.inf, found)
+        """The distance of every query and key, (m, n), float64, on the CPU; equal up to the tolerance is equal."""
+        return _tensor(self._distance)
 
     @cached_property
     def offset(self) -> Tensor:
@@ -163,9 +233,9 @@ class Positions(Configurable):
         """
         if not self.has_directions:
             kind = f"{self.dimensions} coordinates" if self.dimensions else "distances"
-            advice = "give one coordinate, such as positions=grid.keys[:, 0] for the rows of a grid"
+            advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
             raise ValueError(f"positions of {kind} have no past and no future, which this measures; {advice}")
-        return torch.where(self._apart, torch.inf, self._displacement.squeeze(-1))
+        return _tensor(np.where(self._displacement[..., 0] < 0, -self._distance, self._distance))
 
     @cached_property
     def later(self) -> Tensor | None:
@@ -174,33 +244,33 @@ class Positions(Configurable):
         Tokens that are queries and keys come in their order. Of other keys, those with a larger coordinate are later.
         """
         m, n = self.shape
-        if self.queries is None and m == n:
-            return torch.ones(n, n, dtype=torch.bool, device="cpu").triu(1)
+        if self._queries is None and m == n:
+            return _tensor(np.triu(np.ones((n, n), bool), 1))
         return self.offset > 0 if self.has_directions else None
 
     @cached_property
     def rings(self) -> tuple[Tensor, Tensor]:
         """The distances that occur, from 0 on, (r,), and which of them each query and key has, (m, n), -1 for none."""
-        distance = self.distance.numpy()
+        distance = self._distance
         if self.ring is not None:
-            distance = np.round(distance / self.ring) * self.ring
-        level, number = _levels(np.append(distance, 0.0))  # the query itself is a ring, also where no key lies there
-        return torch.from_numpy(level), torch.from_numpy(number[:-1].reshape(self.shape))
+            distance = np.floor(distance / self.ring + 0.5) * self.ring
+        level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
+        return _tensor(level), _tensor(index[:-1].reshape(self.shape))
 
     @cached_property
     def profile_distances(self) -> Tensor:
         """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
-        radius = self.rings[0]
-        return torch.cat([-radius[1:].flip(0), radius]) if self.has_directions else radius
+        radius = self.rings[0].numpy()
+        return _tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
 
     @cached_property
     def profile_index(self) -> Tensor:
         """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
-        radius, ring = self.rings
+        radius, ring = (each.numpy() for each in self.rings)
         if not self.has_directions:
-            return ring
-        signed = torch.where(self.offset < 0, -ring, ring) + len(radius) - 1
-        return torch.where(ring < 0, -1, signed)
+            return self.rings[1]
+        signed = np.where(self._displacement[..., 0] < 0, -ring, ring) + len(radius) - 1
+        return _tensor(np.where(ring < 0, -1, signed))
 
     def ring_of_each_query(self, chosen: Tensor) -> Tensor:
         """Return the number of each chosen key's distance among those that occur for its query, (m, n), -1 for others.
@@ -208,11 +278,11 @@ class Positions(Configurable):
         Args:
             chosen: Which keys count, boolean (m, n).
         """
-        rings = torch.where(chosen, self.rings[1], -1).numpy()
+        rings = np.where(chosen.numpy(), self.rings[1].numpy(), -1)
         found = np.full_like(rings, -1)
         for row, into in zip(rings, found, strict=True):
             into[row >= 0] = np.unique(row[row >= 0], return_inverse=True)[1]
-        return torch.from_numpy(found)
+        return _tensor(found)
 
     @cached_property
     def displacements(self) -> Tensor:
@@ -220,16 +290,21 @@ class Positions(Configurable):
 
         Displacements are vectors; of positions that are distances, which have no direction, the distance.
         """
-        if self.keys is None:
+        if self._keys is None:
             return self.rings[1]
-        axes = [_levels(axis)[1] for axis in self._displacement.numpy().transpose(2, 0, 1)]
-        codes = np.ravel_multi_index(axes, [int(axis.max()) + 1 for axis in axes])
-        return torch.from_numpy(_levels(np.where(self.distance.isinf(), np.inf, codes))[1])
+        codes = np.zeros(self.shape, np.int64)
+        for axis in range(self.dimensions):
+            _, index = _levels(self._displacement[..., axis], self.tolerance)
+            codes = np.unique(codes * (index.max() + 1) + index, return_inverse=True)[1].reshape(self.shape)
+        far = np.isinf(self._distance)
+        return _tensor(np.where(far, -1, _levels(np.where(far, np.inf, codes.astype(float)), 0.0)[1]))
+
+    # ---- places
 
     @cached_property
     def places(self) -> Tensor:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return torch.from_numpy(np.unique(self._codes(self._keys, self._sequence), return_inverse=True)[1])
+        return _tensor(self._places)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -238,118 +313,185 @@ class Positions(Configurable):
         Raises:
             ValueError: Distances, which have no opposite.
         """
-        if self.keys is None:
+        if self._keys is None:
             advice = "give coordinates, or measure what needs distance alone, such as locality"
             raise ValueError(f"positions of distances have no opposite keys, which symmetry compares; {advice}")
-        first = np.unique(self.places, return_index=True)[1]
-        place, sequence = self._keys[first], self._sequence[first]
-        of_query = self._sequence[:, None] if self.queries is None else torch.zeros(1, 1, dtype=torch.int64)
-        known = self._codes(place, sequence)
-        wanted = self._codes(2 * self._queries[:, None] - place, of_query)
-        order = np.argsort(known)
-        opposite = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
-        exists = (known[opposite] == wanted) & (np.arange(len(place)) < opposite)  # each pair once
-        exists &= (sequence == of_query).numpy()
+        first = np.unique(self._places, return_index=True)[1]
+        place = self._y[first]
+        # axis by axis: which places agree with the reflection so far, by their number among the known combinations
+        known, wanted = np.zeros(len(place), np.int64), np.zeros((len(self._x), len(place)), np.int64)
+        if self._sequence is not None:
+            known, wanted = self._sequence[first], np.broadcast_to(self._sequence[:, None], wanted.shape)
+        for axis in range(self.dimensions):
+            level, index = _levels(place[:, axis], self.tolerance)
+            reflected = 2 * self._x[:, axis, None] - place[:, axis]
+            near = _nearest(level, reflected, 4 * self.tolerance)
+            codes, known = np.unique(known * len(level) + index, return_inverse=True)
+            at = np.searchsorted(codes, wanted * len(level) + near).clip(max=len(codes) - 1)
+            wanted = np.where((near >= 0) & (wanted >= 0) & (codes[at] == wanted * len(level) + near), at, -1)
+        opposite = np.full(known.max() + 2, -1)
+        opposite[known] = np.arange(len(place))
+        other = opposite[wanted]  # the last entry is that of -1
+        exists = np.arange(len(place)) < other  # each pair once
+        if self._sequence is not None:
+            exists &= self._sequence[first] == self._sequence[:, None]
         query, left = np.nonzero(exists)
         numbers = exists.sum(1)
         column = np.arange(len(query)) - np.repeat(numbers.cumsum() - numbers, numbers)
         left_of, right_of = np.zeros((2, len(exists), max(1, numbers.max(initial=0))), np.int64)
-        left_of[query, column], right_of[query, column] = left, opposite[query, left]
+        left_of[query, column], right_of[query, column] = left, other[query, left]
         valid = np.arange(left_of.shape[1]) < numbers[:, None]
-        return Pairs(*map(torch.from_numpy, (left_of, right_of, valid)))
+        return Pairs(*map(_tensor, (left_of, right_of, valid)))
 
-    def after(self, before: int) -> Self:
-        """Return the same places, with this number of first tokens that have none."""
-        found = copy.copy(self)
-        found.before = before
-        return found
+    def order_of(self, which: str) -> Tensor:
+        """Return the order of the "queries" or the "keys" along the line, (m,) or (n,); equal ones share a number."""
+        _ = self.offset  # refuses several coordinates
+        return _tensor(_levels((self._x if which == "queries" else self._y)[:, 0], self.tolerance)[1])
+
+    @cached_property
+    def placed(self) -> Self:
+        """The same positions without the first tokens that have no place."""
+        return self._cut(slice(0, self.shape[1])) if self.before else self
 
     def part(self, start: int, stop: int) -> Self:
         """Return the positions of the tokens start..stop-1, which are queries and keys; the rings stay the same."""
-        start, stop = max(0, start - self.before), stop - self.before
-        if not self.before and (start, stop) == (0, self.shape[1]):
-            return self
-        chosen = slice(start, stop)
-        if self.keys is None:
-            found = type(self)(distances=self.distance[chosen, chosen], ring=self.ring)
+        chosen = slice(max(0, start - self.before), stop - self.before)
+        return self.placed if chosen == slice(0, self.shape[1]) else self._cut(chosen)
+
+    def _cut(self, chosen: slice) -> Self:
+        if self._distances is not None:
+            found = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
         else:
-            found = type(self)(self.keys[chosen], ring=self.ring)
-        found.__dict__["rings"] = self.rings[0], self.rings[1][chosen, chosen]
+            sequence = None if self._sequence is None else self._sequence[chosen]
+            found = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
+        vars(found)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
         return found
 
-    @property
-    def _keys(self) -> Tensor:
-        assert self.keys is not None
-        return self.keys
+    # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
 
     @property
-    def _queries(self) -> Tensor:
-        return self._keys if self.queries is None else self.queries
+    def _y(self) -> Floats:
+        assert self._keys is not None
+        return self._keys
+
+    @property
+    def _x(self) -> Floats:
+        return self._y if self._queries is None else self._queries
 
     @cached_property
-    def _displacement(self) -> Tensor:
-        return self._keys - self._queries[:, None]  # (m, n, d)
+    def _displacement(self) -> Floats:
+        return self._y - self._x[:, None]  # (m, n, d)
 
     @cached_property
-    def _sequence(self) -> Tensor:
-        """The number of each key's sequence, (n,): 0, and one more wherever integers begin again."""
-        step = self._keys.diff(dim=0).flatten()
-        again = step < 0
-        packed = self.has_directions and self.queries is None and bool(again.any())
-        if packed and bool((again & (self._keys[1:, 0] == self._keys[0, 0]) | (step == 1)).all()):
-            return torch.nn.functional.pad(again.cumsum(0), (1, 0))
-        return torch.zeros(len(self._keys), dtype=torch.int64, device="cpu")
+    def _distance(self) -> Floats:
+        if self._distances is not None:
+            return self._distances
+        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
+        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # of the norm
+        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
+        found = level[index[:-1]].reshape(self.shape)
+        if self._sequence is None:
+            return found
+        return np.where(self._sequence == self._sequence[:, None], found, np.inf)
 
-    @property
-    def _apart(self) -> Tensor:
-        """Which queries and keys are of different sequences, (m, n)."""
-        m, n = self.shape
-        of_query = self._sequence[:, None] if self.queries is None else torch.zeros(m, 1, dtype=torch.int64)
-        return (self._sequence != of_query).expand(m, n)
-
-    def _codes(self, points: Tensor, sequence: Tensor) -> np.ndarray:
-        """Return an integer for each point (..., d) of a sequence (...), the same for points that are equal."""
-        unit = _unit(float((self._keys - self._keys[0]).abs().max()))
-        rounded = ((points - self._keys[0]) / unit).round().long().numpy()
-        factors = np.random.default_rng(0).integers(2**62, size=rounded.shape[-1]) | 1
-        found: np.ndarray = (rounded * factors).sum(-1) + sequence.numpy() * (2**61 - 1)  # wraps around
-        return found
+    @cached_property
+    def _places(self) -> Integers:
+        codes = np.zeros(len(self._y), np.int64) if self._sequence is None else self._sequence
+        for axis in range(self.dimensions):
+            level, index = _levels(self._y[:, axis], self.tolerance)
+            codes = np.unique(codes * len(level) + index, return_inverse=True)[1]
+        return np.unique(codes, return_inverse=True)[1]
 
 
-def _coordinates(name: str, given: Any) -> Tensor:
-    """Return coordinates as float64 (n, d) on the CPU."""
-    found = torch.tensor(real_numbers(name, given), dtype=torch.float64, device="cpu")
+def _axes(given: Any) -> int:
+    return int(given.ndim) if hasattr(given, "ndim") else np.ndim(given)
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor that any other computation may use, also if this one is without gradients."""
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
+    """Return coordinates (n, d) as int64 or float64, and the rounding of their dtype at the largest of them."""
+    check_unmasked(name, given)
+    if isinstance(given, Positions):
+        raise TypeError(f"{name} must be coordinates, got Positions, which are passed as they are")
+    if not hasattr(given, "detach") and np.asarray(given).dtype.kind in "mM":
+        raise TypeError(f"{name} must be numbers, got times; give seconds, (t - t[0]) / np.timedelta64(1, 's')")
+    found = real_numbers(name, given)
+    if found.dtype.kind == "b":
+        raise TypeError(f"{name} must be coordinates, got booleans; a mask is given as mask=")
     found = found[:, None] if found.ndim == 1 else found
     if found.ndim != 2 or 0 in found.shape:
-        advice = "those of several sequences are measured one sequence at a time"
-        raise ValueError(f"{name} must be coordinates (n,) or (n, d), got shape {tuple(found.shape)}; {advice}")
-    if found.shape[0] == found.shape[1] > 3 and bool((found == found.T).all()):
+        advice = "the sequences of a batch are measured one at a time"
+        raise ValueError(f"{name} must be coordinates (n,) or (n, d), got shape {found.shape}; {advice}")
+    if found.shape[0] == found.shape[1] > 1 and not found.diagonal().any() and (found >= 0).all():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
-    if not bool(found.isfinite().all()):
+    if found.dtype.kind in "iu":
+        return found.astype(np.int64), 0.0
+    found = found.astype(np.float64)
+    largest = float(np.abs(found).max())
+    if not largest < 1e150:  # whose square is finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
-    return found
+    precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
+    return found, 8 * float(precision.eps) * largest
 
 
-def _distances(given: Any) -> Tensor:
-    """Return distances as float64 (m, n) on the CPU."""
-    found = torch.tensor(real_numbers("distances", given), dtype=torch.float64, device="cpu")
+def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integers:
+    """Return the number of the sequence of each key, (n,)."""
+    found = real_numbers("sequence", given)
+    if keys is None or queries is not None or found.shape != (len(keys),) or found.dtype.kind not in "iu":
+        wanted = "one integer for each key, which are queries too"
+        raise ValueError(f"sequence must be {wanted}, got {found.dtype} of shape {found.shape}")
+    return np.unique(found, return_inverse=True)[1]
+
+
+def _refuse_packed(line: Floats) -> None:
+    """Refuse coordinates that may be of packed sequences, or of places that repeat."""
+    step = np.diff(line)
+    again = (step <= 0) & (line[1:] == line[0])
+    if (step < 0).any() and bool((again | (step == 1)).all()):
+        raise ValueError(
+            f"positions begin again at token {int(again.argmax()) + 1}; of packed sequences give "
+            "Positions.packed(position_ids), of places that come again coordinates of shape (n, 1)"
+        )
+
+
+def _distances(given: Any) -> Floats:
+    """Return distances, (m, n)."""
+    check_unmasked("distances", given)
+    found = real_numbers("distances", given).astype(np.float64)
     if found.ndim != 2 or 0 in found.shape:
-        raise ValueError(f"distances must be a matrix (query, key), got shape {tuple(found.shape)}")
-    if not bool((found >= 0).all()):
+        raise ValueError(f"distances must be a matrix (query, key), got shape {found.shape}")
+    if not (found >= 0).all():
         raise ValueError("distances must be at least 0, infinite where nothing connects a query and a key")
     return found
 
 
-def _unit(largest: float) -> float:
-    """Return the power of two below which differences are rounding, beside numbers up to the largest."""
-    return 2.0 ** (int(np.ceil(np.log2(largest))) - _BITS) if largest > 0 else 1.0
+def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
+    """Return the different finite values, rising, and which of them each value is, -1 for an infinite one.
 
-
-def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different finite values, rising, and which of them each value is, -1 for an infinite one."""
+    Values that differ by at most the tolerance are one level. Where they follow each other so closely that a level
+    would be wider than twice that, it is cut.
+    """
     finite = np.isfinite(values)
-    rounded = np.round(values[finite] / _unit(float(np.abs(values[finite]).max(initial=0))))
-    _, first, number = np.unique(rounded, return_index=True, return_inverse=True)
-    index = np.full(values.shape, -1)
-    index[finite] = number
-    return values[finite][first], index
+    different, index = np.unique(values[finite], return_inverse=True)
+    found = np.full(values.shape, -1, np.int64)
+    if tolerance > 0 and len(different) > 1:
+        run = np.concatenate([[0], np.cumsum(np.diff(different) > tolerance)])  # of values that follow closely
+        start = different[np.unique(run, return_index=True)[1]][run]
+        piece = np.where(different - start > 2 * tolerance, (different - start) // tolerance, 0)
+        level = np.concatenate([[0], np.cumsum((np.diff(run) > 0) | (np.diff(piece) > 0))])
+        different, index = different[np.unique(level, return_index=True)[1]], level[index]
+    found[finite] = index
+    return different, found
+
+
+def _nearest(levels: Floats, values: Floats, tolerance: float) -> Integers:
+    """Return which of the rising levels each value is, -1 for none."""
+    after = np.searchsorted(levels, values).clip(max=len(levels) - 1)
+    before = (after - 1).clip(min=0)
+    index = np.where(np.abs(levels[before] - values) < np.abs(levels[after] - values), before, after)
+    return np.where(np.abs(levels[index] - values) <= tolerance, index, -1)

@@ -28,6 +28,9 @@ class _PlacedEncoding(Encoding):
         m, n = self.positions.shape
         if m != n or self.positions.queries is not None:
             raise ValueError(f"positions must be of tokens that are queries and keys, got {m} queries and {n} keys")
+        apart = self.positions.distance.isinf()
+        self._is_apart = bool(apart.any())
+        self.register_buffer("_apart", apart if self._is_apart else None, persistent=False)
 
     @property
     def depends_on_mask(self) -> bool:
@@ -40,11 +43,11 @@ class _PlacedEncoding(Encoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         before, n = self.positions.before, self.positions.shape[1]
         if key_length != before + n:
-            advice = "first tokens without a place are counted by before="
+            advice = "inputs have one length, and first tokens without a place are counted by before="
             raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; {advice}")
         bias = self.by_position()
-        apart = self.positions.distance.isinf().to(bias.device)
-        bias = bias.masked_fill(apart, -torch.inf) if bool(apart.any()) else bias
+        if self._is_apart:
+            bias = bias.masked_fill(self.get_buffer("_apart"), -torch.inf)
         bias = nn.functional.pad(bias, (before, 0, before, 0))
         if self.causal:
             later = torch.ones(key_length, key_length, dtype=torch.bool, device=bias.device).triu(1)
@@ -63,7 +66,8 @@ class PositionedEncoding(_PlacedEncoding):
 
     Args:
         encoding: An encoding whose bias is a function of distance. With several coordinates it must be symmetric.
-        positions: `Positions`, or coordinates (n,) or (n, d), of all tokens: the input has one length.
+        positions: `Positions`, or coordinates (n,) or (n, d), of all tokens: the input has one length, so a decoder
+            cannot generate with it.
 
     Raises:
         TypeError: The encoding is no `RelativeEncoding`, or depends on more than distance.
@@ -84,12 +88,14 @@ class PositionedEncoding(_PlacedEncoding):
             raise TypeError(f"encoding must be a function of distance, {advice}, got {type(encoding).__name__}")
         super().__init__(encoding.heads, positions, encoding.causal)
         self.encoding = encoding
-        distance = self._distances()
+        distance = _signed_distances(self.positions)
+        self.register_buffer("_distance", distance.to(self.working_dtype), persistent=False)
         whole = bool((distance == distance.round()).all())
         if not whole and isinstance(encoding, DistanceTable | T5Buckets):
             advice = "give Positions(..., ring=1), which rounds them, or a DisplacementTable"
             raise ValueError(f"{type(encoding).__name__} has numbers at whole distances, and others occur; {advice}")
-        leans = getattr(encoding, "signed", False) or encoding.future_only is not None
+        sided = getattr(encoding, "signed", False) or isinstance(encoding, T5Buckets)
+        leans = (sided or encoding.future_only is not None) and not encoding.causal
         if not self.positions.has_directions and (leans or not self._is_symmetric()):
             raise ValueError(
                 f"{type(encoding).__name__} must be symmetric at positions without a past and a future; give a "
@@ -97,19 +103,20 @@ class PositionedEncoding(_PlacedEncoding):
             )
 
     def by_position(self) -> Tensor:  # noqa: D102
-        return self.encoding.at(self._distances().to(self.working_dtype).to(self.device)).to(self.working_dtype)
-
-    def _distances(self) -> Tensor:
-        """Return the distances at which the encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
-        positions = self.positions
-        if positions.ring is not None:
-            return positions.profile_distances[positions.profile_index.clamp(min=0)]
-        exact = positions.offset if positions.has_directions else positions.distance
-        return exact.nan_to_num(posinf=0.0)
+        return self.encoding.at(self.get_buffer("_distance").to(self.working_dtype)).to(self.working_dtype)
 
     def _is_symmetric(self) -> bool:
         distance = self.positions.rings[0].to(self.working_dtype).to(self.device)
-        return torch.equal(self.encoding.at(distance), self.encoding.at(-distance))
+        one, other = self.encoding.at(distance), self.encoding.at(-distance)
+        return one.is_meta or torch.equal(one, other)
+
+
+def _signed_distances(positions: Positions) -> Tensor:
+    """Return the distances at which an encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
+    if positions.ring is not None:
+        return positions.profile_distances[positions.profile_index.clamp(min=0)]
+    exact = positions.offset if positions.has_directions else positions.distance
+    return torch.where(exact.isinf(), 0.0, exact)
 
 
 class DisplacementTable(_PlacedEncoding):
@@ -151,6 +158,7 @@ class DisplacementTable(_PlacedEncoding):
         super().__init__(heads, positions, causal)
         self.shared, self.learnable = flag("shared", shared), flag("learnable", learnable)
         self.values: Tensor
+        self.register_buffer("_index", self.positions.displacements.clamp(min=0), persistent=False)
         values = torch.zeros(1 if shared else heads, int(self.positions.displacements.max()) + 1)
         if learnable:
             self.values = nn.Parameter(values)
@@ -158,5 +166,4 @@ class DisplacementTable(_PlacedEncoding):
             self.register_buffer("values", values)
 
     def by_position(self) -> Tensor:  # noqa: D102
-        index = self.positions.displacements.clamp(min=0).to(self.values.device)
-        return self.values.to(self.working_dtype)[:, index]
+        return self.values.to(self.working_dtype)[:, self.get_buffer("_index")]

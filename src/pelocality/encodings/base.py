@@ -1,6 +1,7 @@
 """The base class of all encodings: the interface that metrics, layers and models use."""
 
 import inspect
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
@@ -169,7 +170,8 @@ class Encoding(Configurable, nn.Module, ABC):
             arguments = self.configuration()
         except TypeError:  # printing a module must not fail
             return short
-        return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name != "type")
+        shown = {name: getattr(self, name) if name == "positions" else each for name, each in arguments.items()}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if name != "type")
 
     def _weight_logits(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         """Return the logits whose softmax over the visible keys is `weights`, (heads or 1, query, key)."""
@@ -281,6 +283,9 @@ class Encoding(Configurable, nn.Module, ABC):
         """Return the arguments that determine the bias of a state dict and are not in it."""
         arguments = inspect.signature(type(self)).parameters.keys() - {*self._per_head, "heads", "learnable"}
         values = {name: getattr(self, name, None) for name in sorted(arguments)}
+        if "positions" in values:
+            exact = repr(self.configuration()["positions"]).encode()
+            values["positions"] = f"{values['positions']!r} {zlib.crc32(exact):x}"
         return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:

@@ -78,8 +78,11 @@ def ring_means(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor]:
     return mean_by(ring, len(radius), weights_by_position(matrices)), radius.to(matrices.weights.device)
 
 
-def mass_by_ring(matrices: Matrices) -> tuple[Tensor, Tensor]:
-    """Return the attention of each query by unsigned distance, (batch, m, r), in float64, and the distances."""
+def mass_by_ring(matrices: Matrices, *, rows: bool) -> tuple[Tensor, Tensor]:
+    """Return the attention by unsigned distance, (batch, r) or of each query (batch, m, r), and the distances.
+
+    Both are float64.
+    """
     weights = weights_by_position(matrices).double()
     n = weights.shape[-1]
     if matrices.positions is None:
@@ -87,8 +90,12 @@ def mass_by_ring(matrices: Matrices) -> tuple[Tensor, Tensor]:
         ring = (radius - radius[:, None]).abs()
     else:
         radius, ring = (each.to(weights.device) for each in matrices.positions.rings)
+    ring = ring.clamp(min=0)  # keys at an infinite distance have no weight
+    if not rows:
+        mass = weights.new_zeros(len(weights), len(radius)).index_add(1, ring.flatten(), weights.flatten(1))
+        return mass, radius.double()
     by_ring = weights.new_zeros(*weights.shape[:-1], len(radius))
-    return by_ring.scatter_add(-1, ring.clamp(min=0).expand(weights.shape), weights), radius.double()
+    return by_ring.scatter_add(-1, ring.expand(weights.shape), weights), radius.double()
 
 
 def mean_by(group: Tensor, groups: int, weights: Tensor) -> Tensor:
@@ -118,7 +125,8 @@ def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -
     weights, positions = matrices.weights, matrices.positions
     if matrices.visible is not None:
         check_hidden_keys(weights, matrices.visible)
-        return matrices.visible
+        seen = matrices.visible
+        return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
     *_, m, n = weights.shape
     later = positions.later if positions is not None else _above_diagonal(n) if m == n else None
     later = None if later is None else later.to(weights.device)

@@ -114,9 +114,8 @@ def map_matrices(
         TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask or positions do not fit.
     """
-    if positions is None:
-        carried = getattr(attention, "positions", None)
-        positions = carried if isinstance(carried, Positions) else None
+    if positions is None and hasattr(attention, "attention"):
+        positions = getattr(attention, "positions", None)
     options: dict[str, Any] = {"without_first": without_first, "layout": layout, "may_be_padded": may_be_padded}
     options |= {"any_shape": any_shape, "positions": None if positions is None else Positions.of(positions)}
     if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
@@ -140,14 +139,16 @@ def map_matrices(
     *leading, m, n = weights.shape
     if places is not None and places.before:
         without_first = max(count("without_first", without_first, least=0), places.before)
-    if m != n and (mask is not None or without_first):
+    if (m != n or (places is not None and places.queries is not None)) and (mask is not None or without_first):
         raise ValueError("mask and without_first are for tokens that are queries and keys; cut the attention instead")
+    if places is not None and places.is_line:
+        places = None  # tokens one after the other are measured faster
     seen = None if visible is None else expand_visible(visible, weights).reshape(-1, m, n)
     flat = weights.reshape(-1, m, n)
     traced = transformed(flat)  # whose numbers cannot be read
     if not traced and m == n:
         _refuse_bands(flat)
-    if mask is None and not options["may_be_padded"] and not traced:
+    if m == n and mask is None and not options["may_be_padded"] and not traced:
         _warn_of_padding(weights)
     matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat), places)
     whole = mask is None and without_first == 0
@@ -166,6 +167,8 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
         wanted = tuple(positions.before + size for size in positions.shape)
         if shape[-2:] != wanted:
             advice = "first tokens without a place are counted by before=, other queries are named by queries="
+            if positions.shape[0] == 1 and positions.dimensions == shape[-1]:
+                advice = "of a batch, measure one row at a time, positions[0]"
             raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
         raise ValueError(
@@ -197,8 +200,7 @@ def resolve_visible(attention: Attention, visible: Visible | None, causal: bool 
         return None if visible is None else as_tensor("visible", visible)
     carried = getattr(attention, "visible", None)
     if carried is None:  # a result in which every query sees every key, though weights may be 0
-        n = unwrap(attention).shape[-1]
-        return torch.ones(n, n, dtype=torch.bool, device="cpu")
+        return torch.ones(unwrap(attention).shape[-2:], dtype=torch.bool, device="cpu")
     axes: int = unwrap(attention).ndim - carried.ndim
     return as_tensor("visible", carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
 
@@ -316,16 +318,9 @@ def _at_a_time(flat: Tensor) -> int:
 def _map_parts(matrices: Matrices, kernel: Kernel) -> Tensor:
     """Apply the kernel to some of the matrices at a time."""
     batch, size = len(matrices.weights), _at_a_time(matrices.weights)
-    matrices = _on_line(matrices)
     if batch <= size:
         return kernel(matrices)
     return torch.cat([kernel(matrices.part(slice(first, first + size))) for first in range(0, batch, size)])
-
-
-def _on_line(matrices: Matrices) -> Matrices:
-    """Return the matrices without positions that are tokens one after the other, which metrics measure faster."""
-    on_line = matrices.positions is not None and matrices.positions.is_line
-    return matrices._replace(positions=None) if on_line else matrices
 
 
 def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
@@ -339,7 +334,7 @@ def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout
         if matrices.positions is not None:  # whose distances stay the same
             paddings["offsets"] = ()
         for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(matrices.weights)):
-            values = kernel(_on_line(matrices.part(chosen.to(device)).crop(start, stop)))
+            values = kernel(matrices.part(chosen.to(device)).crop(start, stop))
             pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
             order.append(chosen)
     return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(device)]

@@ -168,6 +168,8 @@ class MeanAttention(_Mean):
             ValueError: As for `MeanOver.update`, a mask that differs between layers or heads that are kept apart, or a
                 sequence longer than ``length``.
         """
+        if getattr(attention, "positions", None) is not None:
+            raise ValueError("MeanAttention would lose the positions of the result; give its .attention")
         mask = _place_mask(mask, attention, self.shape)
         matrices = map_matrices(attention, lambda each: crop(each.weights), mask=mask, layout="matrix")
         matrices = on_float64_device(_batch_first(attention, matrices, trailing=2).detach())

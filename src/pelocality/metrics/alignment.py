@@ -65,13 +65,11 @@ def _in_order(weights: Tensor, positions: Positions | None) -> Tensor:
     """Return weights (batch, m, n) with queries and keys in their order, those at one place added."""
     if positions is None:
         return weights
-    if bool(positions.offset.isinf().any()):
+    if positions.sequence is not None:
         raise ValueError("positions of packed sequences have no common order; measure one sequence at a time")
-    for axis, given in ((1, positions.queries), (2, positions.keys)):
-        coordinates = positions.keys if given is None else given
-        assert coordinates is not None
-        place, number = torch.unique(coordinates[:, 0].to(weights.device), return_inverse=True)
+    for axis, which in ((1, "queries"), (2, "keys")):
+        number = positions.order_of(which).to(weights.device)
         shape = list(weights.shape)
-        shape[axis] = len(place)
+        shape[axis] = int(number.max()) + 1
         weights = weights.new_zeros(shape).index_add(axis, number, weights)
     return weights

@@ -352,8 +352,8 @@ def window(
         matrices = matrices._replace(weights=matrices.weights.detach())
         if not rows and matrices.positions is None:
             return _in_precision(window_of_profile(profile(matrices), share), matrices)
-        mass, radius = mass_by_ring(matrices)
-        return _in_precision(radius[_narrowest(mass if rows else mass.sum(-2), share)], matrices)
+        mass, radius = mass_by_ring(matrices, rows=rows)
+        return _in_precision(radius[_narrowest(mass, share)], matrices)
 
     return map_matrices(
         attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)

@@ -161,7 +161,7 @@ def symmetry(
     def kernel(matrices: Matrices) -> Tensor:
         sums = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol))
         _, value, asymmetry = sums.pooled()
-        one_sided.append(_is_one_sided(matrices.weights, asymmetry))
+        one_sided.append(_is_one_sided(matrices, asymmetry))
         return sums.symmetry_of_rows() if rows else value
 
     values = map_matrices(
@@ -208,8 +208,8 @@ def measure(
     """
     one_sided: list[bool] = []
 
-    def note(weights: Tensor, asymmetry: Tensor) -> None:
-        one_sided.append(_is_one_sided(weights, asymmetry))
+    def note(matrices: Matrices, asymmetry: Tensor) -> None:
+        one_sided.append(_is_one_sided(matrices, asymmetry))
 
     found = measurement(attention, positions=positions, rtol=rtol, mask=mask, without_first=without_first, note=note)
     if any(one_sided):
@@ -224,7 +224,7 @@ def measurement(
     rtol: float | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
-    note: Callable[[Tensor, Tensor], None] | None = None,
+    note: Callable[[Matrices, Tensor], None] | None = None,
 ) -> Measurement:
     """Return what `measure` returns without its warning, for callers that know which attention is causal.
 
@@ -234,25 +234,28 @@ def measurement(
         rtol: As for `measure`.
         mask: As for `measure`.
         without_first: As for `measure`.
-        note: Called with matrices (batch, n, n) and their relative asymmetry (batch,).
+        note: Called with matrices and their relative asymmetry (batch,).
     """
 
     def kernel(matrices: Matrices) -> Tensor:
         found = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol)).pooled()
         if note is not None:
-            note(matrices.weights, found[2])
+            note(matrices, found[2])
         return torch.stack(found, -1)
 
     values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
     return Measurement(*values.unbind(-1))
 
 
-def _is_one_sided(weights: Tensor, asymmetry: Tensor) -> bool:
-    """Return whether any matrix has weight on one side of its diagonal alone; (batch, n, n) and (batch,)."""
-    if weights.shape[-1] != weights.shape[-2]:
+def _is_one_sided(matrices: Matrices, asymmetry: Tensor) -> bool:
+    """Return whether any matrix has weight on one side of its diagonal alone; the asymmetry is (batch,)."""
+    candidates = [matrices.weights[each].detach() for each in (asymmetry.detach() > 0.999).nonzero()]
+    if matrices.weights.shape[-1] == matrices.weights.shape[-2]:
+        return any(bool(is_causal(each) ^ is_causal(each.mT)) for each in candidates)
+    later = None if matrices.positions is None else matrices.positions.later
+    if later is None or not bool(later.any()):
         return False
-    candidates = (weights[each].detach() for each in (asymmetry.detach() > 0.999).nonzero())
-    return any(bool(is_causal(each) ^ is_causal(each.mT)) for each in candidates)
+    return any(not bool((each * later.to(each.device)).any()) for each in candidates)
 
 
 def warn_of_one_sided() -> None:

@@ -149,7 +149,7 @@ def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
     """Return `monotonicity` from one ring of keys around a query to the next one, (batch, 2) or (batch, 1)."""
     positions = matrices.positions
     assert positions is not None
-    sides = [torch.ones_like(weights[0], dtype=torch.bool)]
+    sides = [torch.ones(weights.shape[1:], dtype=torch.bool, device=weights.device)]
     if positions.has_directions:
         past, future = past_and_future(matrices)
         sides = [~future, ~past]
@@ -325,6 +325,9 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
     for name, end in {"start": start, "stop": stop}.items():
         if end is not None:
             count(name, end, least=None)
+
+    if getattr(attention, "positions", None) is not None:
+        raise ValueError("crop would lose the positions of the result; give a metric without_first= or mask= instead")
 
     def kernel(matrices: Matrices) -> Tensor:
         n = matrices.weights.shape[-1]

@@ -93,6 +93,7 @@ class SequenceModel:
         self.given, self.content, self._name = model, inputs, name
         given = getattr(inputs, "positions", None) if positions is None else positions
         self._positions = given if given is None or callable(given) else Positions.of(given)
+        self._positions_of: dict[int, Positions] = {}  # by their number, as pairs take a while to find
         if isinstance(self._positions, Positions) and self._positions.keys is None:
             advice = "give coordinates, or leave positions out and measure result.attention with them"
             raise ValueError(f"positions of distances have no opposite keys, which results compare; {advice}")
@@ -212,6 +213,11 @@ class SequenceModel:
         """The largest number of positions, special tokens included; None without a limit."""
         return longest_input(self.family, self.module) if self.config is not None else None
 
+    @property
+    def has_positions(self) -> bool:
+        """Whether positions were given, or come with the inputs, that need not be a line."""
+        return self._positions is not None
+
     def positions_of(self, length: int) -> Positions | None:
         """Return where the tokens that are measured lie, by their number; None for a line.
 
@@ -224,13 +230,14 @@ class SequenceModel:
             "of text, measure all tokens with length=, and leave first ones without a place out with without_first="
         )
         try:
-            given = self._positions if isinstance(self._positions, Positions) else self._positions(length)
+            if callable(self._positions) and length not in self._positions_of:
+                self._positions_of[length] = Positions.of(self._positions(length))
         except ValueError as error:
             raise ValueError(f"the {length} tokens that are measured have no positions ({error}); {advice}") from error
-        found = Positions.of(given)
+        found = self._positions_of[length] if callable(self._positions) else self._positions
         if found.shape != (length, length):
             raise ValueError(f"positions are of {found.shape[1]} tokens, and {length} are measured; {advice}")
-        return None if found.is_line else found.after(0)
+        return None if found.placed.is_line else found.placed
 
     def reads(self, argument: str, *, with_head: bool = False) -> bool:
         """Return whether the module that runs, or the model with its head, takes an argument of this name."""

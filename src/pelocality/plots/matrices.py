@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pelocality._checks import check_choice, count
+from pelocality._checks import check_choice, count, number
 from pelocality.metrics import distance_profile
 from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import as_array, draw_by_distance, draw_image, figure_and_axes
@@ -75,7 +75,7 @@ def profiles(
     *,
     positions: PositionsLike | None = None,
     ax: Axes | None = None,
-    reach: int = 16,
+    reach: float = 16,
     title: str = "",
 ) -> tuple[Figure, Axes]:
     """Draw the mean attention at each signed distance, with one line per model or encoding.
@@ -92,8 +92,8 @@ def profiles(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: ``reach`` is not an integer.
-        ValueError: Matrices that `distance_profile` refuses, nothing to draw, or ``reach`` below 1.
+        TypeError: ``reach`` is not a number.
+        ValueError: Matrices that `distance_profile` refuses, nothing to draw, or ``reach`` not above 0.
 
     Examples:
         >>> import torch
@@ -101,7 +101,8 @@ def profiles(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['itself', 'uniform']
     """
-    count("reach", reach)
+    if number("reach", reach) <= 0:
+        raise ValueError(f"reach must be above 0, got {reach}")
     lines = {}
     signed = {}
     for name, matrices in _by_name(attention).items():
@@ -116,7 +117,10 @@ def profiles(
     if len(set(signed.values())) > 1:
         plain = ", ".join(name for name, has_sign in signed.items() if not has_sign)
         raise ValueError(f"distance has no sign among the positions of {plain}, and one among the others'")
-    label = "distance, key - query (tokens)" if positions is None else "distance, key - query"
+    on_line = positions is None and all(
+        getattr(each, "positions", None) is None for each in _by_name(attention).values()
+    )
+    label = "distance, key - query (tokens)" if on_line else "distance, key - query"
     fig, ax = draw_by_distance(ax, title, lines, label if all(signed.values()) else "distance", "mean attention")
     if all(signed.values()):
         ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
@@ -211,6 +215,11 @@ def on_grid(
         kind = "none" if given is None else f"{given.dimensions} coordinates"
         raise ValueError(f"positions must have two coordinates, as Positions.grid(14, 14), got {kind}")
     matrices = as_array("attention", unwrap(attention))
+    wanted = tuple(given.before + size for size in given.shape)
+    if matrices.shape[-2:] != wanted:
+        raise ValueError(
+            f"attention must be (..., {wanted[0]}, {wanted[1]}), as its positions are, got {matrices.shape}"
+        )
     matrix = matrices[..., given.before :, given.before :].reshape(-1, *given.shape).mean(0)
     keys = given.keys.numpy()
     queries = keys if given.queries is None else given.queries.numpy()
@@ -221,21 +230,32 @@ def on_grid(
         if not -len(queries) <= query < len(queries):
             raise ValueError(f"query must be in {-len(queries)}..{len(queries) - 1}, got {query}")
         points, weights = keys, matrix[query]
-    steps = [np.unique(points[:, axis].round(9), return_inverse=True) for axis in (0, 1)]
-    (rows, row), (columns, column) = steps
-    total, number = np.zeros((2, len(rows), len(columns)))
+    (top, height, row), (left, width, column) = (_cells(points[:, axis], given.tolerance) for axis in (0, 1))
+    total, pairs = np.zeros((2, row.max() + 1, column.max() + 1))
     np.add.at(total, (row, column), weights)
-    np.add.at(number, (row, column), 1)
-    image = np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0)
+    np.add.at(pairs, (row, column), 1)
+    image = np.divide(total, pairs, out=np.full_like(total, np.nan), where=pairs > 0)
     fig, ax = figure_and_axes(ax, (4.6, 4.2), title)
-    half = [(axis[-1] - axis[0]) / (len(axis) - 1) / 2 if len(axis) > 1 else 0.5 for axis in (columns, rows)]
-    extent = (columns[0] - half[0], columns[-1] + half[0], rows[-1] + half[1], rows[0] - half[1])
+    bottom, right = top + image.shape[0] * height, left + image.shape[1] * width
+    extent = (left - width / 2, right - width / 2, bottom - height / 2, top - height / 2)
     draw_image(ax, image, "mean attention", vmin=0, extent=extent)
     what = "key - query, " if query is None else "key, "
     ax.set(xlabel=f"{what}second coordinate", ylabel=f"{what}first coordinate")
     if query is not None:
         ax.plot(*queries[query][::-1], marker="x", color="C3")
     return fig, ax
+
+
+def _cells(values: np.ndarray, tolerance: float) -> tuple[float, float, np.ndarray]:
+    """Return the first of the values, the step between them, and how many steps each is away from the first."""
+    different = np.unique(values)
+    steps = np.diff(different)
+    steps = steps[steps > 4 * tolerance]
+    step = float(steps.min()) if len(steps) else 1.0
+    cell = np.round((values - different[0]) / step)
+    if np.abs(values - different[0] - cell * step).max() > max(8 * tolerance, 1e-6 * step):
+        raise ValueError("positions must be whole steps apart along each axis, to be drawn as an image")
+    return float(different[0]), step, cell.astype(int)
 
 
 def _by_name(attention: Any) -> dict[str, Any]:

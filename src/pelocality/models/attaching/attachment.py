@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
 from pelocality.encodings import ContentEncoding, Encoding, RotaryEncoding
-from pelocality.models._restore import restoring, restoring_on_error
+from pelocality.models._restore import inference, restoring, restoring_on_error
 from pelocality.models.attaching.any_module import ModuleBias, reading
 from pelocality.models.attaching.family import FamilyBias
 from pelocality.models.attaching.kind import Kind, remove
@@ -149,6 +149,9 @@ def attach(
     encodings = kind.prepare(encoding, layers, prove=prove)
     with restoring_on_error(functools.partial(remove, model)):
         kind.install(encodings, disable=kind.disable)
+        if kind.inputs is not None and any(hasattr(each, "positions") for each in encodings):
+            with inference(model.module):  # an encoding of another number of tokens refuses them
+                model.run(kind.inputs)
         return Attachment(model.given, tuple(each for each in encodings if each is not None), position_embeddings)
 
 

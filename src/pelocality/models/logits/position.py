@@ -233,6 +233,11 @@ def positional_logits(
         torch.Size([2, 2, 1999])
     """
     model = SequenceModel.of(model)
+    if model.has_positions:
+        advice = "pass the model itself, or measure its attention with positional_attention"
+        raise ValueError(
+            f"positional_logits are by the distance of tokens on a line, and {model} has positions; {advice}"
+        )
     family, base = known_logits(model), model.module
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)

@@ -184,11 +184,12 @@ def text_average(
         measured = included.sum(1) >= _FEWEST
         if bool(measured.any()):
             # positions are of the tokens that are measured, from the first one on
-            first = int(included.any(0).int().argmax())
-            positions = model.positions_of(included.shape[1] - first)
-            first = 0 if positions is None else first
-            part = layer.attention[measured][..., first:, first:], layer.pairs[measured][:, first:, first:]
-            values = sample_metrics(*part, included[measured][:, first:], positions)
+            tokens = included.any(0).nonzero()
+            first, stop = int(tokens[0]), int(tokens[-1]) + 1
+            positions = model.positions_of(stop - first)
+            part = slice(0, None) if positions is None else slice(first, stop)
+            attention, pairs = layer.attention[measured][..., part, part], layer.pairs[measured][:, part, part]
+            values = sample_metrics(attention, pairs, included[measured][:, part], positions)
             weights = layer.weights[measured.to(layer.weights.device)]
             values |= _shares(weights, included[measured], layer.sinks, on_line=positions is None)
             per_text.setdefault(number, {})[layer.place] = values

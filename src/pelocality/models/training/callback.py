@@ -1,6 +1,5 @@
 """Locality and symmetry while a model trains: a callback for transformers' Trainer."""
 
-import itertools
 import re
 import warnings
 from typing import Any, Literal, get_args
@@ -19,8 +18,9 @@ from pelocality.models.families import family_of
 from pelocality.models.inputs.words import check_words
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
-from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
+from pelocality.models.measuring.samples import CAUSAL, PUBLISHED, causal_metrics
 from pelocality.models.sequence_model import Content, SequenceModel
+from pelocality.positions import Positions
 
 Source = Literal["attention", "logits", "encodings"]
 BIDIRECTIONAL = (*PUBLISHED, "adjusted_locality", "direction_balance")
@@ -153,17 +153,19 @@ class LocalityCallback(TrainerCallback):
         if self._measured(state):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
         logs: dict[str, Any] = {"epoch": state.epoch}
-        for layer, matrix, adjusted, causal in self._layers(kwargs["model"], kwargs["processing_class"]):
-            known = {"adjusted_locality": adjusted} | ({} if causal else vars(measurement(matrix)))
-            for metric in CAUSAL if causal else BIDIRECTIONAL:
-                values = known[metric] if metric in known else getattr(metrics, metric)(matrix)
+        for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
+            known = {"adjusted_locality": adjusted}
+            known |= {} if causal else vars(measurement(matrix, positions=positions))
+            for metric in causal_metrics(positions) if causal else BIDIRECTIONAL:
+                more = {} if metric == "sink_rate" else {"positions": positions}
+                values = known[metric] if metric in known else getattr(metrics, metric)(matrix, **more)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
         state.log_history.append(logs | {"step": state.global_step})
         for reporter in self._reporters:
             reporter.on_log(args, state, control, model=kwargs["model"], logs=logs)
 
-    def _layers(self, model: Any, tokenizer: Any) -> list[tuple[int, Tensor, Tensor, bool]]:
-        """Return each layer's number, matrices (head, n, n), adjusted locality (head,), and whether it is causal."""
+    def _layers(self, model: Any, tokenizer: Any) -> list[tuple[int, Tensor, Tensor, bool, Positions | None]]:
+        """Return each layer's number, matrices (head, n, n), adjusted locality (head,), causality and positions."""
         if self.source == "encodings":
             encodings = [module for module in model.modules() if isinstance(module, Encoding)]
             parts = {part for encoding in encodings for part in encoding.modules() if part is not encoding}
@@ -180,16 +182,20 @@ class LocalityCallback(TrainerCallback):
         result = run(known, tokenizer if self.inputs is None else None, **options)
         causal = result.source.causal if self.source == "attention" else result.causal
         adjusted = metrics.adjusted_locality(result)
-        return list(zip(result.layers, result.attention, adjusted, itertools.repeat(causal)))
+        positions = getattr(result, "positions", None)
+        layers = zip(result.layers, result.attention, adjusted, strict=True)
+        return [(*layer, causal, positions) for layer in layers]
 
-    def _of_encoding(self, encoding: Encoding, causal: bool) -> tuple[Tensor, Tensor, bool]:
-        """Return the matrices of an encoding, their adjusted locality, and whether it is causal."""
-        mask = (
-            torch.ones(1, self.length, self.length, dtype=torch.bool, device=encoding.device).tril() if causal else None
-        )
-        weights = encoding.weights(self.length, mask=mask).detach()
+    def _of_encoding(self, encoding: Encoding, causal: bool) -> tuple[Tensor, Tensor, bool, Positions | None]:
+        """Return the matrices of an encoding, their adjusted locality, causality, and positions that are no line."""
+        positions: Positions | None = getattr(encoding, "positions", None)
+        length = self.length if positions is None else positions.before + positions.shape[1]
+        mask = torch.ones(1, length, length, dtype=torch.bool, device=encoding.device).tril() if causal else None
+        weights = encoding.weights(length, mask=mask).detach()
         weights = weights[0] if causal else weights
-        return weights, metrics.adjusted_locality(weights, causal=causal), causal  # weights underflow to 0 elsewhere
+        # causality is given, as weights underflow to 0 elsewhere
+        adjusted = metrics.adjusted_locality(weights, causal=causal, positions=positions)
+        return weights, adjusted, causal, positions
 
 
 def _unused_copies(model: nn.Module) -> set[nn.Module]:
