@@ -256,11 +256,14 @@ def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys)
 
 
 @NEEDS_DATA
-def test_positions_of_an_image_model_are_measured_along_a_line(monkeypatch, capsys):
-    run("vit_grid", DATA / "pe_matrices" / "vit_tiny_patch16_224_pos_qk.npz", monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert "| cosine / 0.1 | 0.556 | 0.549 | 0.925 | 0.167 | 0.000 |" in printed
-    assert "14: 0.1024" in printed
+def test_positions_of_an_image_model_are_measured_on_their_grid(tmp_path, monkeypatch, capsys):
+    importlib.import_module("vit_grid").tables_of_vit(
+        np.load(DATA / "pe_matrices" / "vit_tiny_patch16_224_pos_qk.npz"), tmp_path
+    )
+    shown = (ROOT / "docs" / "results" / "vision.md").read_text("utf-8")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| layer", "| cosine"))]
+    assert len(rows) == 8
+    assert all(row in shown for row in rows)
 
 
 def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, capsys):
