@@ -209,7 +209,7 @@ def main():
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
     parser.add_argument("--contexts", type=int, default=10, help="contexts of each length, with five needles each")
     parser.add_argument("--texts", type=int, default=6, help="most articles for the loss by position")
-    parser.add_argument("--results", type=Path, help="table that was measured: only print and draw it, with its _loss.csv")
+    parser.add_argument("--results", type=Path, help="table that was measured: only print and draw it")
     parser.add_argument("--output", type=Path, default=Path("outputs/needles"), help="folder of tables and figure")
     parser.add_argument("--smoke", action="store_true", help="a tiny decoder and short texts: to see it run")
     arguments = parser.parse_args()
