@@ -173,7 +173,8 @@ def main():
     cut = len(text) * 9 // 10
     if "minilm" in arguments.models:
         minilm(arguments, *packaged("minilm"), lines)
-    fig, axes = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    figures = {name: plt.figure(figsize=(5.5, 4.4), layout="constrained") for name in ("state_space", "depth")}
+    axes = [each.subplots() for each in figures.values()]
     if "smollm2" in arguments.models:
         shown = smollm2(arguments, *packaged("smollm2"), lines)
         plots.key_profiles(shown, ax=axes[1], title="SmolLM2, the last query")
@@ -184,7 +185,8 @@ def main():
     axes[0].set(yscale="log", xlim=(-24.5, -0.5), ylim=(1e-5, 20), ylabel="mean influence")
     axes[0].set_xlabel("distance, key - query (bytes)")
     axes[0].legend(ncol=2, loc="upper left")
-    fig.savefig(arguments.output / "depth.png", dpi=150)
+    for name, fig in figures.items():
+        fig.savefig(arguments.output / f"{name}.png", dpi=150)
 
 
 if __name__ == "__main__":
