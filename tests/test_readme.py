@@ -75,6 +75,7 @@ def test_the_shell_lines_of_the_readme_run(command, tmp_path):
 
 PAGES = [
     "README.md",
+    "CONTRIBUTING.md",
     *(str(p.relative_to(ROOT)) for folder in ("docs", "examples", "experiments") for p in (ROOT / folder).rglob("*.*")),
 ]
 
