@@ -313,8 +313,8 @@ def test_all_builders_are_named_above():
         for name, function in vars(pelocality.probes).items()
         if callable(function) and not isinstance(function, type)
     }
-    of_probes = {"minimal_pairs"}  # takes a probe
-    assert {name for name, made in returns.items() if made is datasets.Dataset} - of_probes == set(BUILDERS)
+    others = {"minimal_pairs", "needle_items"}  # take a probe, and a text
+    assert {name for name, made in returns.items() if made is datasets.Dataset} - others == set(BUILDERS)
 
 
 @pytest.mark.parametrize("kind", ["pair", "sentence"])
