@@ -387,7 +387,7 @@ class Positions(Configurable):
         if self._distances is not None:
             return self._distances
         exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
-        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # of the norm
+        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
         level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
         found = level[index[:-1]].reshape(self.shape)
         if self._sequence is None:
@@ -433,7 +433,7 @@ def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
         return found.astype(np.int64), 0.0
     found = found.astype(np.float64)
     largest = float(np.abs(found).max())
-    if not largest < 1e150:  # whose square is finite
+    if not largest < 1e150:  # squares must be finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
     precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
     return found, 8 * float(precision.eps) * largest
@@ -480,7 +480,7 @@ def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
     different, index = np.unique(values[finite], return_inverse=True)
     found = np.full(values.shape, -1, np.int64)
     if tolerance > 0 and len(different) > 1:
-        run = np.concatenate([[0], np.cumsum(np.diff(different) > tolerance)])  # of values that follow closely
+        run = np.concatenate([[0], np.cumsum(np.diff(different) > tolerance)])  # values that follow closely are a run
         start = different[np.unique(run, return_index=True)[1]][run]
         piece = np.where(different - start > 2 * tolerance, (different - start) // tolerance, 0)
         level = np.concatenate([[0], np.cumsum((np.diff(run) > 0) | (np.diff(piece) > 0))])

@@ -225,7 +225,7 @@ class RotaryEncoding(ContentEncoding):
         distance = torch.arange(1 - count("length", length), length, device=q.device, dtype=q.dtype)
         frequencies = self.frequencies.to(q)
         bands = self._complex(q).conj() * self._complex(k) * self.attention_scaling**2  # (..., heads, dim / 2)
-        logits = (q[..., self.dim :] * k[..., self.dim :]).sum(-1, keepdim=True)  # of dimensions without rotation
+        logits = (q[..., self.dim :] * k[..., self.dim :]).sum(-1, keepdim=True)  # dimensions without rotation
         for f in range(self.dim // 2):  # all together take dim / 2 times the memory
             angle, band = frequencies[:, f, None] * distance, bands[..., f, None]
             logits = logits + (band.real * angle.cos() - band.imag * angle.sin())

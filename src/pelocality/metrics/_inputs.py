@@ -145,7 +145,7 @@ def map_matrices(
         places = None  # tokens one after the other are measured faster
     seen = None if visible is None else expand_visible(visible, weights).reshape(-1, m, n)
     flat = weights.reshape(-1, m, n)
-    traced = transformed(flat)  # whose numbers cannot be read
+    traced = transformed(flat)  # traced numbers cannot be read
     if not traced and m == n:
         _refuse_bands(flat)
     if m == n and mask is None and not options["may_be_padded"] and not traced:
@@ -331,7 +331,7 @@ def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout
     for group, (start, stop) in enumerate(groups.tolist()):
         missing = n - (stop - start)
         paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
-        if matrices.positions is not None:  # whose distances stay the same
+        if matrices.positions is not None:  # distances of a part are those of the whole
             paddings["offsets"] = ()
         for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(matrices.weights)):
             values = kernel(matrices.part(chosen.to(device)).crop(start, stop))

@@ -53,7 +53,7 @@ def diagonality(
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
         exact = _in_order(weights.double(), matrices.positions)
-        before = exact.cumsum(-2) - exact  # of all earlier queries, by key
+        before = exact.cumsum(-2) - exact  # attention of all earlier queries, by key
         left, right = before.cumsum(-1) - before, before.flip(-1).cumsum(-1).flip(-1) - before
         concordant, discordant = ((exact * side).sum((-1, -2)) for side in (left, right))
         return ratio(concordant - discordant, concordant + discordant, torch.nan).to(weights.dtype)

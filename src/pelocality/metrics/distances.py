@@ -364,7 +364,7 @@ def window_of_profile(profile: Tensor, share: float) -> Tensor:
     """Return `window`, (...), of a `distance_profile` in float64."""
     past, future = sides_of(profile)
     n = past.shape[-1] + 1
-    pairs = torch.arange(n, 0, -1, device=profile.device)  # of tokens at distance 0..n-1
+    pairs = torch.arange(n, 0, -1, device=profile.device)  # numbers of pairs at distance 0..n-1
     return _narrowest(torch.cat([profile[..., n - 1 : n], past + future], -1) * pairs, share)
 
 

@@ -162,7 +162,7 @@ def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
         mass = weights.new_zeros(weights.shape, dtype=torch.float64)
         mass = mass.scatter_add(-1, ring.expand(weights.shape), weights * inside)
         mean, follows = ratio(mass, numbers), numbers[:, 1:] > 0
-        rounding = 1 - 8 * torch.finfo(torch.float64).eps  # of the means of equal weights
+        rounding = 1 - 8 * torch.finfo(torch.float64).eps  # means of equal weights may differ by rounding
         monotone = ((mean[..., :-1] >= mean[..., 1:] * rounding) & follows).sum((-1, -2))
         has_weight = (mass[..., 1:].sum((-1, -2)) > 0) & follows.any()
         shares.append(torch.where(has_weight, monotone / follows.sum().clamp(min=1), torch.nan))

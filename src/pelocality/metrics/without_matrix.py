@@ -220,7 +220,7 @@ def _pair_sums(weight: Tensor, normaliser: Tensor, tolerance: Tolerance) -> tupl
 def _check_range(bias: Tensor, n: int) -> None:
     """Raise ValueError if a row has no visible key or its largest bias is too far below that of another row."""
     past = pad(bias[:, : n - 1].flip(-1).cummax(-1).values, (1, 0), value=-torch.inf)
-    largest = torch.maximum(past, bias[:, n - 1 :].cummax(-1).values.flip(-1))  # of each row
+    largest = torch.maximum(past, bias[:, n - 1 :].cummax(-1).values.flip(-1))  # the largest bias of each row
     if bool((largest == -torch.inf).any()):
         raise ValueError("bias masks every key of some query; leave at least one distance visible from every position")
     if bool((largest.amax(-1) - largest.amin(-1) > _RANGE).any()):

@@ -15,7 +15,7 @@ from pelocality.models.observer import Attention, Block
 from pelocality.models.sequence_model import SequenceModel, requested_layers
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
-_APART = 0.5  # of the change of logits by another token: what the scaling of a whole input changes elsewhere is less
+_APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
 
 Use = Callable[[int, Tensor, Tensor], None]
 """Takes the index of a layer among the requested ones, its attention (batch, head, n, n) and its visible keys."""
@@ -184,7 +184,7 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     mask = inputs.get("attention_mask") if ids is not None else None
     batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + known.added)
     numbers = itertools.count()
-    parts: list[tuple[Tensor, Tensor]] = []  # of a layer that computes its heads one by one
+    parts: list[tuple[Tensor, Tensor]] = []  # a layer may compute its heads one by one
 
     def take(attention: Attention) -> None:
         number = next(numbers)
@@ -388,7 +388,7 @@ def _check_rows(
     if not totals.numel():
         return
     off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
-    if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # not <=, so that NaN is refused too
+    if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # NaN is refused too
         if math.isnan(off):
             raise model.unprobed(f"attention in layer {layer} is NaN; try texts of one length, or float32")
         reason = f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g})"

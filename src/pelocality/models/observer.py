@@ -38,7 +38,7 @@ _KERNEL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _MODULE = tuple(inspect.signature(functional.multi_head_attention_forward).parameters)
 _LEAST = torch.finfo(torch.float16).tiny  # a smaller largest output is nothing
 _UNUSED = 256  # softmaxes that wait for their product: as many as heads whose softmaxes come before all products
-_TOLERANCE = 5e-3  # of the product of weights and values, relative to the largest number: rounding of 8-bit weights
+_TOLERANCE = 5e-3  # error of the product of weights and values, relative to the largest: 8-bit weights round
 
 
 class Attention(NamedTuple):
@@ -91,8 +91,8 @@ class Observer(TorchFunctionMode):
         """Whether what is computed now is no part of the model."""
         self._call: int | None = None  # the call that runs, of a member of a list or of a part of it
         self._outer: list[tuple[Block | None, int | None]] = []  # the block and the call around it, outer ones first
-        self._numbers = itertools.count()  # of calls
-        self._last: dict[int, tuple[int, list[Any]]] = {}  # of each list the last call of a member, and what it read
+        self._numbers = itertools.count()  # numbers of calls
+        self._last: dict[int, tuple[int, list[Any]]] = {}  # by list: the last call of a member, and its inputs
         self._softmaxes: deque[tuple[Tensor, Tensor]] = deque(maxlen=_UNUSED)  # weights and visible keys
 
     @contextmanager
@@ -100,7 +100,7 @@ class Observer(TorchFunctionMode):
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
         modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
-        fast = torch.backends.mha.get_fastpath_enabled()  # of nn.TransformerEncoder: a kernel that no mode can see
+        fast = torch.backends.mha.get_fastpath_enabled()  # nn.TransformerEncoder has a kernel that no mode can see
 
         with (
             hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end),

@@ -428,7 +428,7 @@ ROUNDING = 1e-5
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two outputs, relative to the largest number in the second; 0 if both are 0."""
-    one, other = one.cpu().double(), other.cpu().double()  # not every device has float64
+    one, other = one.cpu().double(), other.cpu().double()  # some devices have no float64
     difference = (one - other).abs().max()
     return float(difference / other.abs().max()) if difference else 0.0
 

@@ -115,7 +115,7 @@ _GROUPS: tuple[tuple[str, Declared], ...] = (
     ("deberta deberta-v2", _DEBERTA),
     ("xlnet", Declared(relative_terms=lambda config: True, causal=lambda config: bool(config.attn_type == "uni"))),
     ("inkling_text inkling2_text inkling2_loop_text", Declared(relative_terms=lambda config: True)),
-    ("prophetnet", Declared(relative_terms=lambda config: None)),  # its decoder alone has relative terms
+    ("prophetnet", Declared(relative_terms=lambda config: None)),  # only the decoder has relative terms
     ("gptj codegen", replace(_INTERLEAVED, rotary_dims=lambda config: config.rotary_dim or head_size(config))),
     ("roformer", replace(_INTERLEAVED, rotary_dims=head_size)),
     (

@@ -62,7 +62,7 @@ class Rotary(KnownLogits):
         parameters = getattr(module.config, "rope_parameters", None) or {}
         parameters = parameters.get(
             getattr(module, "layer_type", None), parameters
-        )  # of some families by type of layer
+        )  # some families have one by type of layer
         rotated = int(size * (parameters.get("partial_rotary_factor") or 1.0))
         return rotated + rotated % 2
 

@@ -13,7 +13,7 @@ from pelocality.models.layers import AttentionLayers, observe_layers
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.sequence_model import SequenceModel
 
-FEWEST_TOKENS = 4  # of a text with a first token, a query, and two that can change places
+FEWEST_TOKENS = 4  # a first token, a query, and two tokens that can change places
 
 
 class HeadSums:

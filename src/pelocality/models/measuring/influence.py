@@ -25,7 +25,7 @@ from pelocality.models.observer import Attention, Block, blocks_of
 from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference
 
 _AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
-_STEPS = (1e-3, 1e-4)  # of finite differences, relative to the embeddings: a large one may route tokens otherwise
+_STEPS = (1e-3, 1e-4)  # steps of finite differences, relative to the embeddings: large ones may route tokens otherwise
 _FAR = 0.1  # from the finite difference, relative to it: far above rounding, far below a part without derivative
 
 
@@ -110,7 +110,7 @@ class Influence(SequenceModel):
         if not self._compared and states.dtype in (torch.float32, torch.float64):
             self._compare(run, states, directions[..., 0].reshape(states.shape))
         size = max(1, _AT_A_TIME // (n * max(n, width)))
-        rows: list[tuple[Tensor, ...]] = []  # of pairs of a direction and a position
+        rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
         every = torch.arange(n * self.directions, device=states.device)
         for pairs in torch.tensor_split(every, [*range(size, len(every), size)]):
             number, position = pairs // n, pairs % n
@@ -204,7 +204,7 @@ def influence(
 
     Examples:
         >>> from transformers import MambaConfig, MambaModel, logging
-        >>> logging.set_verbosity_error()  # of kernels that are not installed
+        >>> logging.set_verbosity_error()  # kernels that are not installed are named otherwise
         >>> _ = torch.manual_seed(0)
         >>> mamba = MambaModel(MambaConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2))
         >>> result = influence(mamba, length=12, words=4)

@@ -63,7 +63,7 @@ class Provenance:
 
 def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
     """Return the provenance of a result of a model."""
-    directions = getattr(model, "directions", 0)  # of an influence
+    directions = getattr(model, "directions", 0)  # only an influence has directions
     if directions and more.get("seed") is None:
         more["seed"] = getattr(model, "seed", None)
     return Provenance(

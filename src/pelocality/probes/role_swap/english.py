@@ -73,7 +73,7 @@ AUXILIARIES = {word: tag for tag, listed in _AUXILIARIES.items() for word in wor
 VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "RB"})
 SYNCRETIC = words(
     "put let cut hit set shut hurt quit spread beat bet split shed rid cast burst read cost"
-)  # of any tense
+)  # verbs of any tense
 # the past and the participle of verbs that do not end in -ed
 PASTS = words(
     "ate eaten began begun bit bitten blew blown broke broken brought built bought caught chose chosen came dealt "

@@ -24,7 +24,7 @@ def reason_by_features(sentence: Sentence, candidate: Candidate, agreement: str)
         return "a reflexive or reciprocal in the clause"
     if any(kind in known[start].get("PronType", "") for start, _ in spans for kind in ("Int", "Rel")):
         return "an argument is interrogative or relative"
-    # of every word: articles and adjectives have the case of their noun
+    # every word counts: articles and adjectives have the case of their noun
     first, second = ({known[i]["Case"] for i in range(*span) if "Case" in known[i]} for span in spans)
     if first != second:
         return "the arguments have different cases"
