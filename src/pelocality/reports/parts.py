@@ -144,10 +144,13 @@ def positions(subject: Subject) -> Part:
     seen = f" with a window of {', '.join(windows)}" if windows else ""
     agreed = result.mismatches or ("as its configuration declares",)
     key = frame["first_key"].astype(float)
-    most = "" if key.isna().all() else f"; its first key gets {key.max():.0%} of the attention in layer {key.idxmax()}"
+    most = ""
+    if key.notna().any():
+        where = f"in layer {frame['layer'][key.idxmax()]} on random tokens"
+        most = f"; the first key gets {key.max():.0%} of the attention {where}"
     return Part(
         "Each row is a layer: what the configuration declares beside what was measured in the running model.",
-        f"The model runs {runs}{seen}, {'; '.join(agreed)}{most} on random tokens.",
+        f"Positions are {runs}{seen}, {'; '.join(agreed)}{most}.",
         "audit(model).to_frame()",
         table_of(shown),
         notes=result.cautions,
@@ -172,16 +175,21 @@ def heads(subject: Subject) -> Part:
         both = (values["symmetry"] > 0.8) & (values["relative_asymmetry"] > 0.8)
         if bool(both.any()):
             found += (
-                f". {int(both.sum())} of {both.numel()} heads have a published symmetry above 0.8 although nearly all "
+                f". {_some(both).capitalize()} have a published symmetry above 0.8 although nearly all "
                 "their attention is to one side"
             )
     else:
         near = main > 0.5
-        found += f", and {int(near.sum())} of {near.numel()} heads are above 0.5"
+        found += f", and {_some(near)} are above 0.5"
     return Part(
-        "Each cell is a head: on one repeated word, its attention depends on position alone. Locality is 1 for "
-        "attention to oneself (past locality: to the previous token), and smaller the further a head attends; "
-        + ("mean distance is in tokens." if causal else "asymmetry is 0 for balanced attention and 1 to one side."),
+        "Each cell is a head, whose attention to one repeated word depends on position alone. "
+        + (
+            "Past locality is 1 for attention to the previous token and smaller the further back a head attends; mean "
+            "distance is in tokens."
+            if causal
+            else "Locality is 1 for attention to oneself and smaller the further a head attends; relative asymmetry is "
+            "0 for balanced attention and 1 for attention to one side."
+        ),
         found + ".",
         f"{subject.repeated_code}.to_frame()",
         table_of(frame),
@@ -258,14 +266,13 @@ def kernels(subject: Subject) -> Part:
     weights = measure_relative(logits.flatten(0, 1)) if not result.causal else None
     if weights is not None:
         frame["locality_of_its_softmax"] = weights.locality.tolist()
-    weak = int((span < 0.5).sum())
     return Part(
         "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
         "key at this distance than on average, in nats"
         + ("; a mean along the diagonals of the table." if result.table is not None else "."),
         f"Strongest: {_where(result, layer, head)}, whose logits span {float(span[layer, head]):.1f} nats with the "
         f"largest {_at(peak)}; "
-        f"{weak or 'none'} of {span.numel()} heads span{'s' if weak == 1 else ''} less than 0.5 nats.",
+        f"in {_some(span < 0.5)} they span less than 0.5 nats.",
         f"positional_logits(model, tokenizer{code}, length={subject.length})",
         table_of(frame),
         (
@@ -404,9 +411,10 @@ def sinks(subject: Subject) -> Part:
     deepest = int(by_layer.argmax())
     return Part(
         f"Each cell is a head: the share of its attention that goes to {on}.",
-        f"{int(many.sum())} of {many.numel()} heads give more than half of their attention to sinks, most of all "
-        f"layer {layers[layer]} head {head} ({float(values[layer, head]):.0%}); layer {layers[deepest]} as a whole "
-        f"gives {float(by_layer[deepest]):.0%}, layer {layers[int(by_layer.argmin())]} {float(by_layer.min()):.0%}.",
+        f"{_some(many).capitalize()} give more than half of their attention to sinks; layer {layers[layer]} head {head} "
+        f"gives most ({float(values[layer, head]):.0%}). Over the heads of a layer, layer {layers[deepest]} gives most "
+        f"({float(by_layer[deepest]):.0%}) and layer {layers[int(by_layer.argmin())]} least "
+        f"({float(by_layer.min()):.0%}).",
         code,
         table_of(_head_frame(layers, sink=values)),
         (_head_grid(layers, values, "share of sinks"),),
@@ -420,7 +428,6 @@ def share(subject: Subject) -> Part:
     values = result.share.double()
     layer, head = _largest(values.nan_to_num(-1))
     by_layer = values.nanmean(1)
-    positional = int((values > 0.5).sum())
     metric = "past_locality" if result.source.causal else "locality"
     one, two = (each.per_sample[metric].mean(0).cpu().double() for each in (words, result))
     agree = float(np.corrcoef(_ranks(one.flatten()), _ranks(two.flatten()))[0, 1]) if one.numel() > 2 else np.nan
@@ -429,10 +436,9 @@ def share(subject: Subject) -> Part:
     return Part(
         "The share is 1 for a head that attends by position alone on every text and about 0 for a head that attends by "
         f"content. The points compare the {title} of each head on text with that on one repeated word.",
-        f"Position explains {float(values.nanmean()):.0%} of the attention of the mean head and {positional} of "
-        f"{values.numel()} heads for more than half, most in {_where(result, layer, head)} "
-        f"({float(values[layer, head]):.2f}); the order of heads by {title} on words and on text correlates at "
-        f"{agree:.2f}.",
+        f"The mean share is {float(values.nanmean()):.2f}, and {_some(values > 0.5)} are above 0.5; "
+        f"{_where(result, layer, head)} has the largest ({float(values[layer, head]):.2f}). The order of heads by "
+        f"{title} on words and on text correlates at {agree:.2f}.",
         f"{subject.on_text_code}.share",
         table_of(_head_frame(result.layers, **columns)),
         (
@@ -471,14 +477,13 @@ def classes(subject: Subject) -> Part:
     )
     most = ", ".join(f"{number} {name}" for name, number in sorted(total.items(), key=lambda each: -each[1]) if number)
     positional, symbolic = (result.scores[name].double() for name in ("positional", "symbolic"))
-    stay = int((positional > symbolic).sum())
     states = result.position_share.tolist()
     return Part(
         "Bars count the heads of each class: the largest of a head's scores, less its control, if at least 0.4. "
         "Points show whether attention stays at its place (positional) or follows the tokens (symbolic) when the other "
         "tokens are permuted.",
-        f"Of {sum(total.values())} heads: {most}{first}. In {stay} heads attention stays at its place rather than "
-        "following the tokens.",
+        f"Of {sum(total.values())} heads: {most}{first}. In {_some(positional > symbolic)} attention stays at its "
+        "place rather than following the tokens.",
         f"{subject.classes_code}.to_frame()",
         table_of(result.to_frame()),
         (
@@ -608,6 +613,11 @@ def _largest(values: Tensor) -> tuple[int, int]:
     """Return the place of the largest value of (layer, head)."""
     layer, head = divmod(int(values.nan_to_num(-torch.inf).argmax()), values.shape[1])
     return layer, head
+
+
+def _some(chosen: Tensor) -> str:
+    """Return how many heads are chosen, in words."""
+    return f"{int(chosen.sum()) or 'none'} of {chosen.numel()} heads"
 
 
 def _where(result: Any, layer: int, head: int) -> str:
