@@ -1,7 +1,7 @@
 """The atlas: what the positions of models do that install from PyPI, a row of numbers for each.
 
-    python experiments/atlas.py                                             # MiniLM
-    python experiments/atlas.py minilm mpnet smollm2 --output docs/atlas    # the rows of docs/atlas.md
+    python experiments/atlas.py                                                      # MiniLM
+    python experiments/atlas.py --models minilm mpnet smollm2 --output docs/atlas    # the rows of docs/atlas.md
 
 Writes a JSON file for each model, and prints the table of docs/atlas.md from all that lie in the folder. The packages
 of the models are those of `real_models.py`.
@@ -30,7 +30,7 @@ NUMBERS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("models", nargs="*", choices=PACKAGES, default=["minilm"])
+    parser.add_argument("--models", nargs="+", choices=PACKAGES, default=["minilm"])
     parser.add_argument("--output", type=Path, default=Path("outputs/atlas"), help="folder of the rows")
     parser.add_argument("--smoke", action="store_true", help="few words of few tokens, to see it run")
     arguments = parser.parse_args()
@@ -42,8 +42,8 @@ def main():
         compare_models([(SequenceModel(model, name=NAMES[name]), tokenizer)], arguments.output, **options)
     atlas = Atlas.read(sorted(arguments.output.glob("*.json")))
     frame = atlas.to_frame()
-    chosen = frame[["model", "positions", *NUMBERS]].rename(columns=NUMBERS)
-    print(markdown(chosen.round(3)))
+    numbers = frame[[*NUMBERS]].map("{:.3f}".format).rename(columns=NUMBERS)
+    print(markdown(frame[["model", "positions"]].join(numbers)))
     print("\n".join(f"\n{note}" for note in atlas.notes))
 
 

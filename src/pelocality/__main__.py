@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--text", type=Path, metavar="FILE", help="paragraphs, one a line (default: a short story)")
     shared.add_argument("--length", type=int, help="tokens of texts and of repeated words (default: 64)")
-    shared.add_argument("--words", type=int, default=16, help="how many words to repeat (default: %(default)s)")
+    shared.add_argument("--words", type=int, default=32, help="how many words to repeat (default: %(default)s)")
     shared.add_argument("--seed", type=int, default=0, help="of words, directions and shuffles (default: 0)")
     one = commands.add_parser(
         "report",

@@ -105,7 +105,7 @@ class Atlas:
             depths = [[place / max(len(row["layers"]) - 1, 1) for place in range(len(row["layers"]))] for row in having]
             values = [[layer.get(name) for layer in row["layers"]] for row in having]
             charts.append(
-                Chart("lines", name, "depth (share of layers)", name, depths, values, [r["name"] for r in having])
+                Chart("lines", name, "depth (share of layers)", "", depths, values, [r["name"] for r in having])
             )
         return charts
 

@@ -8,6 +8,7 @@ from typing import Any
 from pelocality.reports.contents import Chart
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
+_REST = "#9aa0a6"
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _PATTERNS = ("", "/", "x", ".", "-", "\\", "+", "|")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
@@ -148,7 +149,7 @@ def _colours(chart: Chart) -> list[str]:
     """Return a colour for each name that is readable on white and on black; if names have an order, blue to red."""
     number = len(chart.names)
     if not chart.ordered:
-        return [_COLOURS[place % len(_COLOURS)] for place in range(number)]
+        return [_REST if chart.names[place] == "other" else _COLOURS[place % len(_COLOURS)] for place in range(number)]
     hues = [0.64 * (1 - place / max(number - 1, 1)) for place in range(number)]
     rgb = [colorsys.hls_to_rgb(hue, 0.5, 0.65) for hue in hues]
     return ["#" + "".join(f"{round(255 * each):02x}" for each in colour) for colour in rgb]

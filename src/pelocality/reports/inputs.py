@@ -42,7 +42,7 @@ def default_texts() -> list[str]:
     return (files("pelocality.reports") / "texts.txt").read_text(encoding="utf-8").splitlines()
 
 
-def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int = 16) -> list[dict[str, Tensor]]:
+def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int = 24) -> list[dict[str, Tensor]]:
     """Return texts of one length: consecutive lines joined, cut, and with the special tokens of the tokenizer.
 
     With texts of one length no position has fewer texts than another.

@@ -159,6 +159,8 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     if isinstance(value, Mapping):
         return _text(", ".join(f"{name} {each}" for name, each in value.items()))
     return html.escape(f"{value:,}" if isinstance(value, int) and abs(value) > 99_999 else str(value))

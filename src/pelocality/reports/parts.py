@@ -32,7 +32,7 @@ from pelocality.models import (
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.inputs import text_batches
 
-SHORT, FEW = 24, 4  # tokens and texts of the influence, whose cost grows with the square of the tokens
+SHORT, FEW = 24, 8  # tokens and texts of the influence, whose cost grows with the square of the tokens
 _SENTENCES = 24
 _METRICS = ["locality", "adjusted_locality", "past_locality", "mean_distance", "direction_balance"]
 _METRICS += ["relative_asymmetry", "sink_rate"]
@@ -138,11 +138,12 @@ def positions(subject: Subject) -> Part:
     """Return which positions the model runs, as declared and as measured."""
     result: Any = audit(subject.model)
     frame = result.to_frame()
-    shown = frame.drop(columns=[name for name in ("sinks",) if frame[name].isna().all()])
+    empty = {"sinks": frame["sinks"].isna(), "mismatches": frame["mismatches"] == ""}
+    shown = frame.drop(columns=[name for name, rows in empty.items() if rows.all()])
     runs = "; ".join(dict.fromkeys(frame["positions_measured"]))
     windows = [each for each in dict.fromkeys(frame["window_measured"]) if each not in ("", "none")]
     seen = f" with a window of {', '.join(windows)}" if windows else ""
-    agreed = result.mismatches or ("as its configuration declares",)
+    agreed = result.mismatches or ("as the configuration declares",)
     key = frame["first_key"].astype(float)
     most = ""
     if key.notna().any():
@@ -175,8 +176,8 @@ def heads(subject: Subject) -> Part:
         both = (values["symmetry"] > 0.8) & (values["relative_asymmetry"] > 0.8)
         if bool(both.any()):
             found += (
-                f". {_some(both).capitalize()} have a published symmetry above 0.8 although nearly all "
-                "their attention is to one side"
+                f". {_some(both).capitalize()} have a published symmetry above 0.8 "
+                "although their relative asymmetry is above 0.8 too"
             )
     else:
         near = main > 0.5
@@ -188,7 +189,7 @@ def heads(subject: Subject) -> Part:
             "distance is in tokens."
             if causal
             else "Locality is 1 for attention to oneself and smaller the further a head attends; relative asymmetry is "
-            "0 for balanced attention and 1 for attention to one side."
+            "0 for balanced attention and 1 for attention to one side; the published symmetry is high for a sink too."
         ),
         found + ".",
         f"{subject.repeated_code}.to_frame()",
@@ -216,7 +217,7 @@ def profiles(subject: Subject) -> Part:
     found = (
         f"{names[int(near.argmax())]} has the most weight within 8 tokens ({float(near.max()):.2f}), "
         f"{names[int(near.argmin())]} the least ({float(near.min()):.2f}); "
-        f"{len(own)} of {len(names)} layers attend most to the token itself"
+        f"{len(own) or 'none'} of {len(names)} layers attend most to the token itself"
     )
     frame = pd.DataFrame(curves.T.tolist(), columns=names)
     frame.insert(0, "distance", distances)
@@ -272,7 +273,7 @@ def kernels(subject: Subject) -> Part:
         + ("; a mean along the diagonals of the table." if result.table is not None else "."),
         f"Strongest: {_where(result, layer, head)}, whose logits span {float(span[layer, head]):.1f} nats with the "
         f"largest {_at(peak)}; "
-        f"in {_some(span < 0.5)} they span less than 0.5 nats.",
+        f"{_some(span < 0.5)} span less than 0.5 nats.",
         f"positional_logits(model, tokenizer{code}, length={subject.length})",
         table_of(frame),
         (
@@ -298,14 +299,14 @@ def bands(subject: Subject) -> Part:
     share = (use * slow[:, None]).sum(-1)  # (layer, head)
     fast = 1 - share
     layer, head = _largest(fast)
-    names = [f"layer {each}" for each in result.layers]
+    names = [str(each) for each in result.layers]
     by_layer = pd.DataFrame(use.mean(1).tolist(), columns=[f"{wave:.3g}" for wave in waves[0].tolist()])
     by_layer.insert(0, "layer", result.layers)
     return Part(
         "Each column is a pair of dimensions that turns once in so many tokens, fastest on the left; the colour is its "
         "share in the norms of queries times keys, mean over heads.",
-        f"Of this use, {float(share.mean()):.0%} is of bands that turn less than once in the {subject.length} tokens "
-        f"and hardly depend on position; {_where(result, layer, head)} uses the fast ones most "
+        f"{float(share.mean()):.0%} of the use is of bands that turn less than once in the {subject.length} tokens and "
+        f"so hardly depend on position; {_where(result, layer, head)} uses the fast ones most "
         f"({float(fast[layer, head]):.0%}).",
         f"rotary_bands(model, tokenizer, texts, without_first={subject.first}).use.mean(1)",
         table_of(by_layer),
@@ -367,7 +368,7 @@ def depth(subject: Subject) -> Part:
             raise
         why = str(error)
     if "rollout_first" in columns:
-        alone = f"multiplied attention alone leaves {columns['rollout_own'][-1]:.0%} of a token its own"
+        alone = f"by rollout, which knows attention alone, a token's own share is {columns['rollout_own'][-1]:.0%}"
         found = f"{found}; {alone}" if found else alone[0].upper() + alone[1:]
     frame = pd.DataFrame(columns)
     frame.insert(0, "layer", layers)
@@ -411,10 +412,10 @@ def sinks(subject: Subject) -> Part:
     deepest = int(by_layer.argmax())
     return Part(
         f"Each cell is a head: the share of its attention that goes to {on}.",
-        f"{_some(many).capitalize()} give more than half of their attention to sinks; layer {layers[layer]} head {head} "
-        f"gives most ({float(values[layer, head]):.0%}). Over the heads of a layer, layer {layers[deepest]} gives most "
-        f"({float(by_layer[deepest]):.0%}) and layer {layers[int(by_layer.argmin())]} least "
-        f"({float(by_layer.min()):.0%}).",
+        f"{_some(many).capitalize()} give more than half of their attention to sinks, most of all "
+        f"layer {layers[layer]} head {head} ({float(values[layer, head]):.0%}); over the heads of a layer, the largest "
+        f"mean is that of layer {layers[deepest]} ({float(by_layer[deepest]):.0%}), the smallest that of "
+        f"layer {layers[int(by_layer.argmin())]} ({float(by_layer.min()):.0%}).",
         code,
         table_of(_head_frame(layers, sink=values)),
         (_head_grid(layers, values, "share of sinks"),),

@@ -28,7 +28,7 @@ def report(
     *,
     texts: Iterable[Any] | None = None,
     length: int | None = None,
-    words: int = 16,
+    words: int = 32,
     seed: int = 0,
     progress: bool = True,
 ) -> Report:
