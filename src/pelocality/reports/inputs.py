@@ -1,5 +1,6 @@
 """What a report reads: a model by its name or folder, and texts of one length."""
 
+import random
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -28,7 +29,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     if Path(name).suffix == ".gguf":
         name, options = Path(name).parent, {"gguf_file": Path(name).name}
     config = transformers.AutoConfig.from_pretrained(name, **options)
-    saved = next(iter(getattr(config, "architectures", None) or ()), "AutoModel")
+    usual = "AutoModelForCausalLM" if options else "AutoModel"  # a .gguf file does not say, and holds a decoder
+    saved = next(iter(getattr(config, "architectures", None) or ()), usual)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError):
@@ -81,3 +83,45 @@ def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int 
         raise ValueError(f"texts hold fewer than length={length} tokens; pass more lines or a smaller length")
     parts = (torch.tensor(rows[start : start + _BATCH]) for start in range(0, len(rows), _BATCH))
     return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in parts]
+
+
+def order_pairs(lines: Iterable[str], seed: int = 0, number: int = 24) -> dict[str, Any]:
+    """Return the first sentence of each line beside itself in another order, as `evaluate_minimal_pairs` takes them.
+
+    Args:
+        lines: Paragraphs, with spaces between words.
+        seed: Seed of both orders.
+        number: The most sentences.
+
+    Returns:
+        Datasets by what was changed: two neighbouring words have changed places, or all words were shuffled.
+
+    Examples:
+        >>> pairs = order_pairs(["The old cat slept all day. It rained."])
+        >>> list(pairs), pairs["all words shuffled"][0]["sentence_good"]
+        (['neighbours swapped', 'all words shuffled'], 'The old cat slept all day.')
+    """
+    import datasets
+
+    from pelocality.corpora import plain_sentence
+    from pelocality.probes import minimal_pairs, random_shuffling
+
+    firsts = (line.partition(". ")[0].strip(" .") + "." for line in lines)
+    sentences = [text for text in dict.fromkeys(firsts) if len(text.split()) > 3][:number]
+    plain = [plain_sentence(text, uid=str(place)) for place, text in enumerate(sentences)]
+    shuffled = random_shuffling(plain, seed=seed, num_proc=1, progress=False)
+    draw = random.Random(seed)
+    swapped = [_neighbours_swapped(text, draw) for text in sentences]
+    return {
+        "neighbours swapped": datasets.Dataset.from_dict({"sentence_good": sentences, "sentence_bad": swapped}),
+        "all words shuffled": minimal_pairs(shuffled, progress=False),
+    }
+
+
+def _neighbours_swapped(text: str, draw: random.Random) -> str:
+    """Return a sentence in which two words that stand side by side, and differ, have changed places."""
+    words = text.split()
+    places = [place for place in range(len(words) - 2) if words[place] != words[place + 1]] or [0]
+    place = draw.choice(places)
+    words[place : place + 2] = reversed(words[place : place + 2])
+    return " ".join(words)

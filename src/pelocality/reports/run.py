@@ -1,5 +1,6 @@
 """A report of one model: every part, or the reason why the model does not support it."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,9 +16,25 @@ from pelocality._checks import count
 from pelocality.models import SequenceModel
 from pelocality.reports.contents import Part, Report, plain
 from pelocality.reports.inputs import default_texts, load_model
-from pelocality.reports.parts import PARTS, Subject
+from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
+from pelocality.reports.subject import Subject
+from pelocality.reports.text_parts import classes, depth, order, share, sinks
 
 _LENGTH = 64
+
+logger = logging.getLogger(__name__)
+PARTS: dict[str, tuple[str, Callable[[Subject], Part]]] = {
+    "positions": ("Which positions does the model run?", positions),
+    "heads": ("How local and how symmetric is each head?", heads),
+    "profiles": ("How does attention vary with distance?", profiles),
+    "kernels": ("What do positions alone add to the logits?", kernels),
+    "bands": ("Which frequencies of its rotations does the model use?", bands),
+    "sinks": ("Where does attention rest?", sinks),
+    "share": ("How much of the attention on text is position?", share),
+    "classes": ("What is each head?", classes),
+    "depth": ("What do all layers do together?", depth),
+    "order": ("Does the model see the order of words?", order),
+}
 _VERSIONS = ("torch", "transformers", "numpy")
 
 
@@ -43,7 +60,7 @@ def report(
     Args:
         model: A transformers model or a `SequenceModel` of any module; or a hub name, a local folder or a ``.gguf``
             file, which `load_model` reads with its tokenizer.
-        tokenizer: The tokenizer of a model that is passed as a module.
+        tokenizer: Its tokenizer; None for that of its name or folder, if it has one.
         path: Where to write the page, or the numbers if it ends in ``.json``; None writes nothing.
         texts: Paragraphs as strings, or tokenised batches as `text_average` takes them; None: a story that was written
             for this library. Strings are joined and cut by `text_batches`, so that all texts have one length.
@@ -81,7 +98,8 @@ def report(
         plotly_script()  # before the model runs
     given = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
-        model, tokenizer = load_model(model)
+        model, its_tokenizer = load_model(model)
+        tokenizer = its_tokenizer if tokenizer is None else tokenizer
     known = SequenceModel.of(model)
     lines, batches = _texts(texts)
     most = known.longest
@@ -92,7 +110,7 @@ def report(
     bar = tqdm(PARTS.items(), desc="report", unit="part", disable=not progress)
     for key, (title, make) in bar:
         bar.set_postfix_str(key)
-        parts.append(replace(_part(make, subject), key=key, title=title))
+        parts.append(replace(_part(key, make, subject), key=key, title=title))
     command = f"pelocality report {given or 'MODEL'} --length {n} --words {words} --seed {seed}"
     result = Report(
         name=known.name,
@@ -112,11 +130,12 @@ def report(
     return result
 
 
-def _part(make: Callable[[Subject], Part], subject: Subject) -> Part:
+def _part(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
     """Return a part with plain numbers, or with the library's reason why the model does not support it."""
     try:
         part = make(subject)
     except (TypeError, ValueError, NotImplementedError) as error:
+        logger.info("a report without %s", key, exc_info=True)
         return Part(reason=str(error).split("\n")[0].partition("; known:")[0].rstrip("."))
     charts = tuple(replace(each, **{name: plain(value) for name, value in vars(each).items()}) for each in part.charts)
     return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
@@ -158,7 +177,7 @@ def _python(given: str, subject: Subject) -> list[str]:
     length = subject.length + (subject.first if "trial" in vars(subject) else 0)
     return [
         "from pelocality import *",
-        "from pelocality.reports import load_model, text_batches",
+        "from pelocality.reports import load_model, order_pairs, text_batches",
         model,
         "lines = ...  # the paragraphs, one per item"
         if subject.batches is None
