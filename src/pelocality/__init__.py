@@ -10,6 +10,7 @@ The packages, each name loaded on first use (``import pelocality`` alone loads n
 - ``evaluation``: from a model and a probe to numbers with intervals; which heads follow which dependencies.
 - ``statistics``: the intervals and tests under evaluation.
 - ``plots``: figures of all of it.
+- ``reports``: one page of all that the library says of a model, and models side by side.
 
 The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
 """

@@ -6,6 +6,7 @@ from . import (
     models as models,
     plots as plots,
     probes as probes,
+    reports as reports,
     statistics as statistics,
 )
 from .corpora import (
@@ -102,5 +103,6 @@ from .probes import (
     semantic_role_swap as semantic_role_swap,
     window_shuffling as window_shuffling,
 )
+from .reports import compare_models as compare_models, report as report
 
 __version__: str

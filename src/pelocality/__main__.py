@@ -1,0 +1,82 @@
+"""The commands ``pelocality report`` and ``pelocality compare``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pelocality import __version__
+
+_MODEL = "a hub name, a local folder or a .gguf file"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit status."""
+    given = _parser().parse_args(arguments)
+    texts = given.text.read_text(encoding="utf-8").splitlines() if given.text else None
+    options = {"texts": texts, "length": given.length, "words": given.words, "seed": given.seed}
+
+    from transformers.utils import logging
+
+    from pelocality.reports import compare_models, report
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        if given.command == "report":
+            result = report(given.model, path=given.output, **options)
+            print(
+                "\n".join(
+                    f"{part.title}\n  {part.found or 'Not for this model: ' + part.reason}" for part in result.parts
+                )
+            )
+            if given.json:
+                result.save(given.json)
+        else:
+            atlas = compare_models(given.models, **options)
+            if given.json:
+                given.json.mkdir(parents=True, exist_ok=True)
+                atlas.save(given.json)
+            atlas.save(given.output)
+            print(atlas.to_frame().T.to_string(header=False))
+            print("\n".join(atlas.notes))
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        print(f"pelocality: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{given.output}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("pelocality", description="What the positions of a model do, on one page.")
+    parser.add_argument("--version", action="version", version=f"pelocality {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--text", type=Path, metavar="FILE", help="paragraphs, one a line (default: a short story)")
+    shared.add_argument("--length", type=int, help="tokens of texts and of repeated words (default: 64)")
+    shared.add_argument("--words", type=int, default=32, help="how many words to repeat (default: %(default)s)")
+    shared.add_argument("--seed", type=int, default=0, help="of words, directions and shuffles (default: 0)")
+    one = commands.add_parser(
+        "report",
+        parents=[shared],
+        help="one model: one HTML page that opens offline",
+        description="Write one HTML page on a model: what positions it runs, how local and symmetric its heads are, "
+        "sinks, classes of heads, influence over depth, each with its numbers and code. A small model takes a minute.",
+    )
+    one.add_argument("model", metavar="MODEL", help=_MODEL)
+    one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="page (default: %(default)s)")
+    one.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as well; the name ends in .json")
+    several = commands.add_parser(
+        "compare",
+        parents=[shared],
+        help="several models side by side: one table, one page, JSON",
+        description="Put models side by side: one page, and with --json a file per model that can be given again.",
+    )
+    several.add_argument("models", metavar="MODEL", nargs="+", help=f"{_MODEL}, or the .json of a model made before")
+    several.add_argument("-o", "--output", type=Path, default=Path("atlas.html"), help="page (default: %(default)s)")
+    several.add_argument("--json", type=Path, metavar="FOLDER", help="write a row of numbers per model")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

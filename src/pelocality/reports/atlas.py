@@ -1,0 +1,215 @@
+"""An atlas: a row of numbers for each model, as JSON that others can add to, as a table and as one page."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pelocality.reports.contents import Chart, Report, plain
+from pelocality.reports.run import report
+
+SCHEMA = "pelocality-atlas/1"
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "schema": str,
+    "name": str,
+    "facts": dict,
+    "positions": str,
+    "numbers": dict,
+    "layers": list,
+    "found": dict,
+    "missing": dict,
+    "source": dict,
+}
+"""The fields of a row, and what each of them is."""
+
+
+@dataclass(frozen=True, repr=False)
+class Atlas:
+    """Models side by side.
+
+    Attributes:
+        rows: A row for each model, as `atlas_row` makes it.
+    """
+
+    rows: Sequence[dict[str, Any]]
+
+    @classmethod
+    def read(cls, paths: Iterable[str | Path]) -> "Atlas":
+        """Return the rows of JSON files.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: A file that is not a row of this schema.
+        """
+        return cls([_checked(json.loads(Path(path).read_text(encoding="utf-8")), path) for path in paths])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why numbers of these rows cannot be compared, one sentence each; usually empty."""
+        notes = []
+        for what in ("length", "words", "texts"):
+            given = {json.dumps(row["source"]["settings"].get(what, row["source"].get(what))) for row in self.rows}
+            if len(given) > 1:
+                notes.append(f"models were measured with different {what} ({', '.join(sorted(given))})")
+        if len({row["facts"].get("causal") for row in self.rows}) > 1:
+            notes.append("some models are causal: locality is then of the past alone, compare adjusted locality")
+        return tuple(notes)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a table with a row per model: what it is, and the mean over layers of each number."""
+        facts = ("type", "layers", "heads", "parameters", "causal")
+        return pd.DataFrame(
+            [
+                {"model": row["name"], "positions": row["positions"]}
+                | {name: row["facts"].get(name) for name in facts}
+                | row["numbers"]
+                for row in self.rows
+            ]
+        )
+
+    def to_html(self) -> str:
+        """Return the atlas as one HTML page that loads nothing.
+
+        Raises:
+            ImportError: Plotly is not installed.
+        """
+        from pelocality.reports.page import atlas_page
+
+        return atlas_page(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, or to a folder the rows as JSON, one file per model.
+
+        Raises:
+            ImportError: Plotly is not installed.
+        """
+        if not Path(path).is_dir():
+            Path(path).write_text(self.to_html(), encoding="utf-8")
+            return
+        for row in self.rows:
+            name = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in row["name"])
+            text = json.dumps(row, indent=1, ensure_ascii=False, allow_nan=False)
+            (Path(path) / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+    def charts(self) -> list[Chart]:
+        """Return a figure for each number that two models or more have by layer; depth is from 0 to 1."""
+        names = dict.fromkeys(name for row in self.rows for layer in row["layers"] for name in layer)
+        charts = []
+        for name in names:
+            having = [row for row in self.rows if any(layer.get(name) is not None for layer in row["layers"])]
+            if len(having) < 2 or name == "layer" or name.startswith("heads:"):
+                continue
+            depths = [[place / max(len(row["layers"]) - 1, 1) for place in range(len(row["layers"]))] for row in having]
+            values = [[layer.get(name) for layer in row["layers"]] for row in having]
+            charts.append(
+                Chart("lines", name, "depth (share of layers)", "", depths, values, [r["name"] for r in having])
+            )
+        return charts
+
+    def __repr__(self) -> str:
+        return f"Atlas({', '.join(row['name'] for row in self.rows)})"
+
+
+def atlas_row(report: Report) -> dict[str, Any]:
+    """Return the row of a model in an atlas: plain values of the schema "pelocality-atlas/1".
+
+    The documentation has the meaning of each field.
+
+    Args:
+        report: A report of the model.
+
+    Examples:
+        >>> from pelocality.reports import report
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> model = GPT2Model(GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2))
+        >>> row = atlas_row(report(model, length=12, words=2, progress=False))
+        >>> row["schema"], row["positions"], len(row["layers"])
+        ('pelocality-atlas/1', 'learned', 2)
+    """
+    columns = {name: values for part in report.parts for name, values in part.by_layer.items()}
+    depth = max((len(values) for values in columns.values()), default=0)
+    layers = [
+        {"layer": layer} | {name: values[layer] for name, values in columns.items() if layer < len(values)}
+        for layer in range(depth)
+    ]
+    means = {}
+    for name, values in columns.items():
+        known = [value for value in values if value is not None]
+        if known:
+            means[name] = sum(known) if name.startswith("heads:") else sum(known) / len(known)
+    audited = next((part.table for part in report.parts if part.key == "positions" and not part.reason), None)
+    measured = (
+        [] if audited is None else [row[audited["columns"].index("positions measured")] for row in audited["rows"]]
+    )
+    row: dict[str, Any] = plain(
+        {
+            "schema": SCHEMA,
+            "name": report.name,
+            "facts": report.facts,
+            "positions": "; ".join(dict.fromkeys(measured)),
+            "numbers": means,
+            "layers": layers,
+            "found": {part.key: part.found for part in report.parts if not part.reason},
+            "missing": {part.key: part.reason for part in report.parts if part.reason},
+            "source": report.source,
+        }
+    )
+    return row
+
+
+def compare_models(
+    models: Iterable[Any], path: str | Path | None = None, *, progress: bool = True, **options: Any
+) -> Atlas:
+    """Return models side by side: a row of numbers for each.
+
+    Args:
+        models: For each what `report` takes: a model, a name or a folder; a pair of a model and its tokenizer; or the
+            ``.json`` file of a row that was made before.
+        path: Where to write: a folder for a JSON file per model, otherwise the page.
+        progress: Show a progress bar for each model.
+        options: Of `report`, the same for all models.
+
+    Returns:
+        An `Atlas`.
+
+    Raises:
+        TypeError: As `report`.
+        ValueError: No model, a file that is not a row, or as `report`.
+        OSError: As `report`.
+
+    Examples:
+        >>> from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+        >>> size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        >>> bert = BertModel(BertConfig(vocab_size=99, **size))
+        >>> gpt2 = GPT2Model(GPT2Config(vocab_size=99, n_embd=16, n_layer=2, n_head=2))
+        >>> atlas = compare_models([bert, gpt2], length=12, words=2, progress=False)
+        >>> atlas.to_frame()[["model", "positions", "causal"]].values.tolist()
+        [['BertModel', 'learned', False], ['GPT2Model', 'learned', True]]
+    """
+    rows: list[dict[str, Any]] = []
+    for given in models:
+        if isinstance(given, str | Path) and str(given).endswith(".json"):
+            rows += Atlas.read([given]).rows
+            continue
+        model, tokenizer = given if isinstance(given, tuple) else (given, None)
+        rows.append(atlas_row(report(model, tokenizer, progress=progress, **options)))
+    if not rows:
+        raise ValueError("models is empty; pass models, their names, or files of rows")
+    atlas = Atlas(rows)
+    if path is not None:
+        atlas.save(path)
+    return atlas
+
+
+def _checked(row: Any, path: str | Path) -> dict[str, Any]:
+    """Return a row, after refusing one of another schema."""
+    if not isinstance(row, dict) or row.get("schema") != SCHEMA:
+        given = row.get("schema") if isinstance(row, dict) else type(row).__name__
+        raise ValueError(f"{path} must hold a row with the schema {SCHEMA!r}, got {given!r}; write one with compare")
+    wrong = [name for name, kind in FIELDS.items() if not isinstance(row.get(name), kind)]
+    if wrong:
+        raise ValueError(f"{path} lacks the fields {', '.join(wrong)} of {SCHEMA!r}, or they are of another type")
+    return row

@@ -1,0 +1,146 @@
+"""What a report holds: plain numbers, sentences and the code behind them; nothing of how they are drawn."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The numbers of one figure.
+
+    Attributes:
+        kind: "grid" for a matrix of colours, "lines" for a line per name, "bars" for stacked bars, "groups" for bars
+            side by side, "points".
+        title: What is shown.
+        x_title: Label of the horizontal axis, with its unit.
+        y_title: Label of the vertical axis, with its unit.
+        x: Values or names along the horizontal axis; of points, and of lines that differ in it, a list per name.
+        values: Of a grid a list per row, otherwise a list per name.
+        names: Names of the rows, the lines, the bars or the groups of points.
+        ordered: Whether the names have an order, such as layers.
+        centred: Whether colours are centred at 0.
+        labels: Of points, what each of them is, a list per name.
+    """
+
+    kind: Literal["grid", "lines", "bars", "groups", "points"]
+    title: str
+    x_title: str
+    y_title: str
+    x: Any
+    values: Any
+    names: Sequence[Any]
+    ordered: bool = False
+    centred: bool = False
+    labels: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One question about a model: its numbers, how to read them, and what they say.
+
+    Attributes:
+        how: How to read the figure, one sentence.
+        found: What is notable here, one sentence, computed from the numbers.
+        code: The line that makes the numbers.
+        table: ``columns`` and ``rows``.
+        charts: The figures.
+        by_layer: Numbers by name, a value per layer, for an atlas.
+        notes: Cautions of the library's results.
+        reason: Why the model does not support this part; empty if it does. All fields above are then empty.
+        key: A short name, unique in a report.
+        title: The question.
+    """
+
+    how: str = ""
+    found: str = ""
+    code: str = ""
+    table: Mapping[str, Any] = field(default_factory=dict)
+    charts: Sequence[Chart] = ()
+    by_layer: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    reason: str = ""
+    key: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All parts of a model, and what made them.
+
+    Attributes:
+        name: The name of the model.
+        parts: The parts, in the order of the page; those that the model does not support with their ``reason``.
+        facts: What the model is: class, type, layers, heads, parameters.
+        source: Versions, settings and the commands that make the same report.
+    """
+
+    name: str
+    parts: Sequence[Part]
+    facts: Mapping[str, Any]
+    source: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Part:
+        """Return the part of this key.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for part in self.parts:
+            if part.key == key:
+                return part
+        raise KeyError(f"a report has the parts {', '.join(part.key for part in self.parts)}, got {key!r}")
+
+    def to_json(self) -> str:
+        """Return the report as JSON: every number of the page."""
+        return json.dumps(plain(asdict(self)), allow_nan=False, ensure_ascii=False)
+
+    def to_html(self) -> str:
+        """Return the report as one HTML page that loads nothing.
+
+        Raises:
+            ImportError: Plotly is not installed.
+        """
+        from pelocality.reports.page import report_page
+
+        return report_page(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, or with a name that ends in ``.json`` the numbers.
+
+        Raises:
+            ImportError: Plotly is not installed.
+        """
+        Path(path).write_text(self.to_json() if str(path).endswith(".json") else self.to_html(), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        missing = [part.key for part in self.parts if part.reason]
+        without = f", without {', '.join(missing)}" if missing else ""
+        return f"Report({self.name}: {len(self.parts) - len(missing)} parts{without})"
+
+
+def table_of(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return a table as plain values; names are shown without underscores."""
+    columns = [str(name).replace("_", " ") for name in frame.columns]
+    return {"columns": columns, "rows": plain(frame.astype(object).to_numpy().tolist())}
+
+
+def plain(value: Any) -> Any:
+    """Return values as JSON has them: lists, numbers of four significant digits, None for what is not a number."""
+    if hasattr(value, "tolist"):  # tensors and arrays
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    if isinstance(value, int | str | None):
+        return value
+    return None if value is pd.NA else str(value)

