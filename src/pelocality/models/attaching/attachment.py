@@ -139,6 +139,7 @@ def attach(
     flag("prove", prove)
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
     if example_inputs is not None and not isinstance(model, SequenceModel):
+        _refuse_token_ids(model)
         model = reading(model, example_inputs)
     model = SequenceModel.of(model)
     _check_adapters(model.given)
@@ -153,6 +154,17 @@ def attach(
             with inference(model.module):  # an encoding of another number of tokens refuses them
                 model.run(kind.inputs)
         return Attachment(model.given, tuple(each for each in encodings if each is not None), position_embeddings)
+
+
+def _refuse_token_ids(model: Any) -> None:
+    """Refuse example inputs for a transformers model of token ids: proved on them, its caches would go unnoticed."""
+    try:
+        known = SequenceModel(model)
+    except (TypeError, ValueError):  # any other module
+        return
+    if known.config is not None:
+        advice = "leave it out; of a model that is refused without, pass SequenceModel(model, inputs=...)"
+        raise ValueError(f"example_inputs is for modules that read no token ids, {known} reads them: {advice}")
 
 
 def _kind(model: SequenceModel, encoding: Any) -> type[Kind]:
