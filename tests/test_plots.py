@@ -11,8 +11,9 @@ from scipy import stats
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import Positions, plots
+from pelocality.encodings import ALiBi
 from pelocality.evaluation import LossByPosition, NeedleEvaluation
-from pelocality.metrics import distance_profile
+from pelocality.metrics import distance_profile, measure_relative
 from pelocality.models import HeadClasses, RotaryBands, positional_attention, text_average
 from tests.families import tiny
 from tests.test_metrics import random_attention
@@ -174,6 +175,14 @@ def test_numbers_of_layers_may_be_tensors(draw, layers):
     fig.canvas.draw()
     axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
     assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
+
+
+def test_profiles_of_long_encodings_need_no_matrix():
+    _, ax = plots.profiles({"ALiBi": measure_relative(ALiBi(4).relative(4096)), "one": ALiBi(4).weights(64)}, reach=8)
+    long, short = ax.lines[:2]
+    np.testing.assert_allclose(long.get_xdata(), short.get_xdata())
+    expected = measure_relative(ALiBi(4).relative(4096)).distance_profile.mean(0)[4095 - 8 : 4096 + 8]
+    np.testing.assert_allclose(long.get_ydata(), expected, rtol=1e-5)
 
 
 def test_profiles_on_a_grid_are_by_ring():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pelocality.metrics import RelativeMeasurement
     from pelocality.metrics._inputs import Attention, PositionsLike
 
 
@@ -71,7 +72,7 @@ def heatmap(
 
 
 def profiles(
-    attention: Attention | Mapping[str, Attention],
+    attention: Attention | RelativeMeasurement | Mapping[str, Attention | RelativeMeasurement],
     *,
     positions: PositionsLike | None = None,
     ax: Axes | None = None,
@@ -81,7 +82,8 @@ def profiles(
     """Draw the mean attention at each signed distance, with one line per model or encoding.
 
     Args:
-        attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name.
+        attention: Matrices (..., n, n), or what `measure_relative` returned for an encoding too long for a matrix,
+            averaged over the leading axes; or a mapping of several by name.
         positions: As for `distance_profile`, for all of them. On a grid, distance has no sign.
         ax: Where to draw; a new figure if None.
         reach: Largest distance drawn, in tokens or in the unit of the positions.
@@ -106,7 +108,9 @@ def profiles(
     lines = {}
     signed = {}
     for name, matrices in _by_name(attention).items():
-        profile = as_array("attention", distance_profile(matrices, positions=positions))
+        found = getattr(matrices, "distance_profile", None)  # a RelativeMeasurement has one
+        found = distance_profile(matrices, positions=positions) if found is None else found
+        profile = as_array("attention", found)
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         places = getattr(matrices, "positions", None) if positions is None else Positions.of(positions)
         n = (len(profile) + 1) // 2
