@@ -211,3 +211,48 @@ def test_other_items_and_models_are_refused(items):
         evaluate_needles("gpt2", None, items)
     with pytest.raises(TypeError, match="tokenizer must be the model's tokenizer"):
         evaluate_needles(gpt2(), None, items)
+
+
+def test_a_model_that_does_not_continue_from_its_cache_reads_whole_prompts(items):
+    torch.manual_seed(0)
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 2, "head_dim": 8}
+    model = hf.MiniMaxForCausalLM(hf.MiniMaxConfig(**SIZES, **sizes)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.3)
+    some = items.select(range(6))
+    found = evaluate_needles(model, TOKENIZER, some).examples["score"]
+    for row, score in zip(some, found, strict=True):
+        prompt = TOKENIZER(f"{row['context']} {row['question']}")["input_ids"]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1].double().log_softmax(-1)
+        answer = TOKENIZER(row["answers"][row["label"]], add_special_tokens=False)["input_ids"][0]
+        assert score == pytest.approx(float(logits[answer]), abs=1e-5)
+
+
+def test_a_question_without_a_context_is_judged_and_a_masked_model_refused():
+    rows = [{"context": "", "question": "The password of the lamp is", "answers": ["tiger", "king"], "label": 0,
+             "kind": "needle", "length": 8, "depth": 0.0, "uid": "a"}]  # fmt: skip
+    items = datasets.Dataset.from_list(rows)
+    assert evaluate_needles(gpt2(), TOKENIZER, items).examples["score"].notna().all()
+    masked = hf.BertForMaskedLM(hf.BertConfig(**SIZES)).eval()
+    with pytest.raises(ValueError, match="model must attend to the left only"):
+        evaluate_needles(masked, TOKENIZER, items)
+    for wrong in ({"label": 2}, {"label": -1}, {"answers": ["tiger"]}, {"answers": ["tiger", ""]}):
+        with pytest.raises(ValueError, match="items need two answers or more and the label of one"):
+            evaluate_needles(copies, None, datasets.Dataset.from_list([rows[0] | wrong]))
+
+
+def test_contexts_of_other_haystacks_are_no_pairs():
+    made = [needle_items(TOKENIZER, lengths=[80], contexts=2, haystack=text) for text in (STORY, STORY[::-1])]
+    one, other = (evaluate_needles(copies, None, each) for each in made)
+    if made[0]["context"] != made[1]["context"]:
+        with pytest.raises(ValueError, match="other must be an evaluation of the same items"):
+            one.minus(other)
+    assert len(set(one.examples["uid"])) == 2
+
+
+def test_learned_prompts_are_refused():
+    peft = pytest.importorskip("peft")
+    prompted = peft.get_peft_model(gpt2(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ValueError, match="has a learned prompt"):
+        evaluate_needles(prompted, TOKENIZER, needle_items(TOKENIZER, lengths=[64], contexts=1))

@@ -153,3 +153,21 @@ def test_ranges_are_a_whole_number_per_doubling():
         result.to_frame(0)
     with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
         result.to_frame(confidence=95)
+
+
+def test_nan_is_an_error_and_not_the_end_of_a_text():
+    model = llama()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = torch.nan
+    ids = torch.tensor([[5, 6, 8, 9, 10, 11, 12, 13, 14, 15], [5, 6, 8, 9, 10, 11, 12, 13, 7, 15]])
+    with pytest.raises(ValueError, match="model gives NaN for text 1"):
+        loss_by_position(model, [{"input_ids": ids}])
+
+
+def test_one_tokenised_row_is_a_text_and_ragged_rows_are_texts():
+    model = llama()
+    assert loss_by_position(model, [{"input_ids": [5, 6, 7]}]).losses.shape == (1, 2)
+    ragged = {"input_ids": [[5, 6, 7, 8], [5, 6]], "attention_mask": None}
+    assert (~loss_by_position(model, [ragged]).losses.isnan()).sum(1).tolist() == [3, 1]
+    with pytest.raises(TypeError, match="texts must hold input_ids of integers"):
+        loss_by_position(model, [{"input_ids": [[0.5, 0.2]]}])

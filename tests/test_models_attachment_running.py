@@ -474,3 +474,14 @@ def test_a_learned_prompt_before_padding_on_the_left_is_refused():
     mask[0, :2] = 0
     with pytest.raises(ValueError, match="a learned prompt or a cache before padding on the left"):
         prompted.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2)
+
+
+def test_a_block_that_is_entered_twice_is_refused_and_stays_as_it_is():
+    model = tiny("bert").eval()
+    with attach(model, ALiBi(2)) as attachment:
+        with pytest.raises(ValueError, match="the block of this attachment was entered already"), attachment:
+            pass
+        assert attached(model) is not None
+    assert attached(model) is None
+    with pytest.raises(TypeError, match=r"disable must be a list of names, got 'p'"):
+        attach(model, ALiBi(2), disable="p")

@@ -117,3 +117,16 @@ def test_other_types_and_tokenizers_are_refused():
         needle_items(word_level(), lengths=[0.5])
     with pytest.raises(ValueError, match="tokenizer begins the values with 4 tokens; 11 are needed"):
         needle_items(byte_level())  # a space is a token
+
+
+def test_sentences_that_do_not_fit_give_way_to_those_that_do():
+    long = "The miller " + "and the miller " * 60 + "slept."
+    haystack = [sentence for line in STORY for sentence in (line, long)]
+    items = needle_items(word_level("<s>"), lengths=[128], contexts=6, haystack=haystack)
+    assert min(items["tokens"]) >= 0.8 * 128
+    assert max(items["tokens"]) <= 128
+    with pytest.raises(ValueError, match="sentences of the haystack are too long for length=96"):
+        needle_items(word_level("<s>"), lengths=[96], contexts=1, haystack=[long, long])
+    for lengths in ([64, 64], [], 64):
+        with pytest.raises(ValueError, match="lengths must be different numbers of tokens"):
+            needle_items(word_level("<s>"), lengths=lengths)

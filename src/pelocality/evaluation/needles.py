@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, in_groups, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, check_causal, refuse_two_texts
 from pelocality.models._rotations import depend_on_length
-from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups
 
 Scorer = Callable[[str, str, list[str]], Any]
@@ -107,7 +108,7 @@ class NeedleEvaluation(DisplayMixin):
         """
         if not isinstance(other, NeedleEvaluation):
             raise TypeError(f"other must be a NeedleEvaluation, got {type(other).__name__}")
-        same = [*_CELL, "uid", "label"]
+        same = [*_CELL, "uid", "label", "item"]
         if not self.examples[same].equals(other.examples[same]):
             raise ValueError("other must be an evaluation of the same items in the same order")
         gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)
@@ -133,7 +134,8 @@ def evaluate_needles(
 
     The score of an answer is $\log P(a \mid \text{context}, \text{question})$ of its first token $a$, the whole answer
     for most tokenizers. A context is read once, and its keys and values are kept for all of its questions, except by
-    models without such a cache and by those whose rotations depend on the length of the input.
+    models without such a cache, by those whose rotations depend on the length of the input, and by those that score the
+    first question otherwise with a cache than without (some hybrids).
 
     Args:
         model: A causal language model of transformers; or a function of a context, a question and the answers to a
@@ -163,16 +165,22 @@ def evaluate_needles(
     if missing or not len(items):
         raise ValueError(f"items must be rows of needle_items, got {f'no {missing}' if missing else 'none'}")
     frame = scalar_columns(items, "items", ("context", "question", "provenance"), _ADDED)
-    if isinstance(model, nn.Module):
-        refuse_two_texts(model)
+    if isinstance(model, nn.Module | SequenceModel):
+        known = SequenceModel.of(model)
+        refuse_two_texts(known.given)
         check_tokenizer(tokenizer)
-        scorer: Scorer = _Likelihood(SequenceModel(model), tokenizer)
+        scorer: Scorer = _Likelihood(known, tokenizer)
     else:
         check_callable(model, LOADERS)
         scorer = model
     found: list[dict[str, Any]] = []
     with torch.no_grad():
         for row in tqdm(items.with_format(None), desc="needles", unit="item", delay=3, disable=not progress):
+            answers, label = row["answers"], row["label"]
+            if len(answers) < 2 or not all(answers) or not 0 <= label < len(answers):
+                raise ValueError(
+                    f"items need two answers or more and the label of one, got {answers} and label={label}"
+                )
             scores = array_of(scorer(row["context"], row["question"], row["answers"])).astype(float)
             if scores.shape != (len(row["answers"]),) or np.isnan(scores).any():
                 raise ValueError(
@@ -181,7 +189,8 @@ def evaluate_needles(
             right, best_wrong = scores[row["label"]], np.delete(scores, row["label"]).max()
             prediction = int(scores.argmax())
             about = {"correct": prediction == row["label"], "score": right, "margin": right - best_wrong}
-            found.append({"prediction": prediction, **about})
+            item = zlib.crc32(repr((row["context"], row["question"], answers)).encode())
+            found.append({"prediction": prediction, **about, "item": item})
     examples = pd.concat([frame, pd.DataFrame(found)], axis=1)
     return NeedleEvaluation(examples, name_of(model), int((examples["margin"] == 0).sum()))
 
@@ -213,7 +222,8 @@ class _Likelihood:
         self.caches = model.reads("past_key_values", with_head=True) and not depend_on_length(model.module)
         few = model.reads("logits_to_keep", with_head=True)
         self.options: dict[str, Any] = {"logits_to_keep": 1} if few else {}
-        self.context: tuple[str, list[int], Any] = ("", [], None)
+        self.context: tuple[str | None, list[int], Any] = (None, [], None)
+        self.proved = False
         self.after: dict[str, Tensor] = {}  # by question: the log-likelihood of each token, (vocabulary,)
 
     def __call__(self, context: str, question: str, answers: Sequence[str]) -> Tensor:
@@ -230,27 +240,45 @@ class _Likelihood:
     def _after(self, question: str) -> Tensor:
         """Return the log-likelihood of each token after a question about the last context, (vocabulary,)."""
         context, ids, cache = self.context
-        added = self._added(context, question)
+        added = self._added(context or "", question)
         self.model.check_length(len(ids) + len(added) + 1)
         with self.model.inference():
+            if not self.proved:
+                check_causal(self.model, self.tokenizer, [*ids, *added][-8:])
+            if cache is not None and not self.proved and not self._continues(ids, added, cache):
+                self.caches, cache = False, None
+                self.context = (context, ids, None)
+            self.proved = True
             if cache is None:
                 logits = self._run([*ids, *added], use_cache=False).logits
             else:
                 logits = self._run(added, past_key_values=copy.deepcopy(cache)).logits
         return on_float64_device(logits[0, -1]).double().log_softmax(-1).cpu()
 
+    def _continues(self, ids: Sequence[int], added: Sequence[int], cache: Any) -> bool:
+        """Return whether the model computes the same after a cache as from the whole input."""
+        whole = self._run([*ids, *added], use_cache=False).logits[:, -1]
+        try:
+            cached = self._run(added, past_key_values=copy.deepcopy(cache)).logits[:, -1]
+        except Exception:  # some models continue by one token only
+            return False
+        return largest_difference(cached, whole) <= max(ROUNDING, 100 * torch.finfo(whole.dtype).eps)
+
     def _read(self, context: str) -> tuple[list[int], Any]:
         """Return the ids of a context and the cache of its keys and values, None without one."""
         ids = self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"]
         begin = getattr(self.tokenizer, "bos_token_id", None)
-        if begin is not None and self.tokenizer(context, verbose=False)["input_ids"][0] == begin != ids[0]:
+        if begin is not None and self.tokenizer(context, verbose=False)["input_ids"][:1] == [begin] != ids[:1]:
             ids = [begin, *ids]
+        if not ids or not self.caches:
+            return ids, None
         with self.model.inference():
-            if not self.context[0]:
-                check_causal(self.model, self.tokenizer, ids[:8])
             self.model.check_length(len(ids))
-            cache = getattr(self._run(ids, use_cache=True), "past_key_values", None) if self.caches else None
-        return ids, cache
+            try:
+                return ids, getattr(self._run(ids, use_cache=True), "past_key_values", None)
+            except Exception:  # a model may take whole inputs only
+                self.caches = False
+                return ids, None
 
     def _run(self, ids: Sequence[int], **options: Any) -> Any:
         """Run the model on one row of token ids."""
@@ -263,6 +291,8 @@ class _Likelihood:
         """Return the ids that a text adds after another."""
         one, both = (
             self.tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"]
-            for each in (before, f"{before} {text}")
+            for each in (before, f"{before} {text}".strip())
         )
+        if len(both) <= len(one):
+            raise ValueError(f"the tokenizer adds no token for {text!r}, as it merges words across spaces; use another")
         return list(both[len(one) :])

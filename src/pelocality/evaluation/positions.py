@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,8 @@ def loss_by_position(
     Args:
         model: A transformers model with a causal-language-modelling head.
         texts: Strings, or tokenised batches with ``input_ids`` (and ``attention_mask`` where there is padding).
-        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds.
+        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds; those that
+            it adds at the end are neither fed nor scored.
         length: Texts are cut to this number of tokens. None: to the number that the model's configuration declares,
             if any. A greater number than that is accepted where the model can compute it, with a logged warning.
         batch_size: Texts of one length per forward pass.
@@ -124,7 +126,7 @@ def loss_by_position(
     count("batch_size", batch_size)
     if length is not None:
         count("length", length, least=2)
-    known = SequenceModel(model)
+    known = SequenceModel.of(model)
     rows = list(_rows_of_ids(texts, tokenizer))
     most = length or known.longest or getattr(known.config, "max_position_embeddings", None)
     cut = sum(len(ids) > most for ids in rows) if most else 0
@@ -140,7 +142,10 @@ def loss_by_position(
         for chosen in batches_of_equal_length(lengths, batch_size):
             if lengths[chosen[0]] > 1:
                 batch = [rows[index] for index in chosen]
-                losses[chosen, : len(batch[0]) - 1] = _losses(logits_of(known, tokenizer, batch), batch)
+                found = _losses(logits_of(known, tokenizer, batch), batch)
+                if bool(found.isnan().any()):
+                    raise ValueError(f"model gives NaN for text {chosen[int(found.isnan().any(1).int().argmax())]}")
+                losses[chosen, : len(batch[0]) - 1] = found
             bar.update(len(chosen))
     return LossByPosition(losses, name_of(model), cut)
 
@@ -165,11 +170,25 @@ def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
             if tokenizer is None:
                 raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
             check_tokenizer(tokenizer)
-            yield tokenizer(text, truncation=False, verbose=False)["input_ids"]
+            encoded = tokenizer(text, truncation=False, verbose=False, return_special_tokens_mask=True)
+            ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+            while len(ids) > 1 and special[-1]:
+                ids, special = ids[:-1], special[:-1]
+            yield ids
         elif isinstance(text, Mapping) and "input_ids" in text:
-            ids = torch.as_tensor(text["input_ids"])
-            mask = torch.as_tensor(text.get("attention_mask", torch.ones_like(ids))).bool()
-            yield from (row[real].tolist() for row, real in zip(ids, mask, strict=True))
+            yield from _rows_of_batch(text)
         else:
             wanted = "strings, or mappings with input_ids, as a tokenizer returns"
             raise TypeError(f"texts must hold {wanted}, got {type(text).__name__} at {number}")
+
+
+def _rows_of_batch(batch: Mapping[str, Any]) -> Iterator[list[int]]:
+    """Yield the token ids of each row of a tokenised batch, or of one row without a batch axis, without padding."""
+    given, mask = batch["input_ids"], batch.get("attention_mask")
+    rows = [given] if len(given) and np.ndim(given[0]) == 0 else given
+    masks = [None] * len(rows) if mask is None else [mask] if len(rows) and rows[0] is given else mask
+    for row, real in zip(rows, masks, strict=True):
+        ids = torch.as_tensor(row)
+        if ids.ndim != 1 or ids.is_floating_point():
+            raise TypeError(f"texts must hold input_ids of integers, (n,) or (batch, n), got {ids.dtype}")
+        yield (ids if real is None else ids[torch.as_tensor(real).bool()]).tolist()

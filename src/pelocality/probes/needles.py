@@ -15,6 +15,7 @@ from pelocality.probes.info import ProbeInfo, record_info
 
 _SENTENCE = "The password of the {key} is {value}."
 _QUESTION = _SENTENCE.split(" {value}")[0]
+_TRIED = 40  # sentences that may fill what is left of a length
 _KINDS = (
     "red blue green old new small large round heavy light cold warm soft dark bright quiet broken empty golden silver "
     "wooden plastic narrow tall short thin thick clean dusty square plain pretty cheap simple fresh sharp smooth black "
@@ -75,13 +76,13 @@ def needle_items(
 
     Args:
         tokenizer: The tokenizer of the model, which counts tokens, and must give the values different first tokens.
-        lengths: The most tokens of context, question and answer together; a context is as long as whole sentences
-            allow.
+        lengths: About the most tokens of context, question and answer together; a context is as long as whole sentences
+            allow, at least four fifths of it.
         depths: Where the pairs stand, from 0, the beginning, to 1, right before the question; a share of the sentences
             of the context.
         contexts: Number of contexts of each length. A context has three rows for each depth.
         haystack: Texts, which are split into sentences. A context takes consecutive ones, from a random place on, but
-            for sentences that hold one of the words that are values.
+            for sentences that hold one of the words that are values, and at the end those that do not fit.
         seed: Seed of the pairs, of their order and of the place in the haystack.
 
     Returns:
@@ -106,6 +107,8 @@ def needle_items(
         True
     """
     check_tokenizer(tokenizer)
+    if not isinstance(lengths, Iterable) or not len(list(lengths)) == len(set(lengths)) > 0:
+        raise ValueError(f"lengths must be different numbers of tokens, such as [256, 512], got {lengths!r}")
     lengths = [count(f"lengths[{i}]", length) for i, length in enumerate(lengths)]
     depths = [number(f"depths[{i}]", depth) for i, depth in enumerate(depths)]
     if len(depths) < 2 or depths != sorted(set(depths)) or not 0 <= depths[0] <= depths[-1] <= 1:
@@ -118,7 +121,7 @@ def needle_items(
     def rows() -> Iterator[Row]:
         for length, context in itertools.product(lengths, range(contexts)):
             rng = generator_for(seed, "needle_items", str(length), str(context))
-            about = {"length": length, "seed": seed, "uid": f"{length}-{context}", "builder": "needle_items"}
+            about = {"length": length, "seed": seed, "uid": f"{seed}-{length}-{context}", "builder": "needle_items"}
             about["provenance"] = "made of word lists" + ("" if sentences is None else " | haystack")
             yield from ({**row, **about} for row in _rows(tokenizer, length, depths, values, sentences, rng))
 
@@ -168,7 +171,17 @@ def _rows(
     filler = bisect.bisect_right(range(len(between) + 1), length, key=tokens) - 1
     if filler < 0:
         raise ValueError(f"lengths must leave room for {asked} pairs, {tokens(0)} tokens, got {length}")
-    if filler == len(between) < length:
+    whole = filler == len(between)
+    for sentence in between[filler + 1 : filler + 1 + _TRIED]:  # in the place of one that does not fit
+        if tokens(filler) >= 0.95 * length:
+            break
+        between[filler:] = [sentence]
+        filler += tokens(filler + 1) <= length
+    if not whole and tokens(filler) < 0.8 * length:
+        raise ValueError(
+            f"sentences of the haystack are too long for length={length}: {tokens(filler)} tokens; give shorter ones"
+        )
+    if whole and filler < length:
         what = "other pairs" if sentences is None else "sentences of the haystack"
         raise ValueError(
             f"all {filler} {what} have {tokens(filler)} tokens, fewer than length={length}; give more text"
@@ -208,7 +221,7 @@ def _sentences(haystack: Iterable[str]) -> list[str]:
     for text in haystack:
         if not isinstance(text, str):
             raise TypeError(f"haystack must hold texts, got {type(text).__name__}")
-        for sentence in re.split(r"(?<=[.!?])\s+", text.strip()):
+        for sentence in re.split(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？।])|\n+", text.strip()):
             if sentence and values.isdisjoint(re.findall(r"\w+", sentence.lower())):
                 found.append(sentence)
     if not found:

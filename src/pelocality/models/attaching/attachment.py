@@ -60,6 +60,8 @@ class Attachment:
         return frozenset() if model is None else frozenset(bias.key for bias in model.encodings)
 
     def __enter__(self) -> Self:
+        if self._block is not None and self._is_attached():
+            raise ValueError("the block of this attachment was entered already; call attach again after leaving it")
         # the block holds a copy: in a reference cycle, an interrupt that skips its end would leave it open
         object.__setattr__(self, "_block", restoring(replace(self).remove))
         self._block.__enter__()  # an interrupt may come at any time after this
@@ -69,6 +71,7 @@ class Attachment:
 
     def __exit__(self, *error: Any) -> None:
         self._block.__exit__(*error)
+        object.__setattr__(self, "_block", None)
 
 
 def attach(
@@ -137,6 +140,8 @@ def attach(
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
     flag("prove", prove)
+    if isinstance(disable, str):
+        raise TypeError(f"disable must be a list of names, got {disable!r}; put it in a list")
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
     if example_inputs is not None and not isinstance(model, SequenceModel):
         _refuse_token_ids(model)
