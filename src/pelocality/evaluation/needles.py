@@ -108,7 +108,9 @@ class NeedleEvaluation(DisplayMixin):
         """
         if not isinstance(other, NeedleEvaluation):
             raise TypeError(f"other must be a NeedleEvaluation, got {type(other).__name__}")
-        same = [*_CELL, "uid", "label", "item"]
+        same = [*_CELL, "uid", "label"]
+        if "item" in self.examples and "item" in other.examples:  # a table that was saved without is compared without
+            same.append("item")
         if not self.examples[same].equals(other.examples[same]):
             raise ValueError("other must be an evaluation of the same items in the same order")
         gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)

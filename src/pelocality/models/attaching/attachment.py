@@ -1,8 +1,9 @@
 """Attaching encodings to a model, and removing them again."""
 
+import copy
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from torch import nn
@@ -63,7 +64,7 @@ class Attachment:
         if self._block is not None and self._is_attached():
             raise ValueError("the block of this attachment was entered already; call attach again after leaving it")
         # the block holds a copy: in a reference cycle, an interrupt that skips its end would leave it open
-        object.__setattr__(self, "_block", restoring(replace(self).remove))
+        object.__setattr__(self, "_block", restoring(copy.copy(self).remove))
         self._block.__enter__()  # an interrupt may come at any time after this
         if not self._is_attached():
             raise ValueError("the encodings of this attachment were removed; call attach again")
