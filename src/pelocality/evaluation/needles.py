@@ -36,7 +36,8 @@ class NeedleEvaluation(DisplayMixin):
     Attributes:
         examples: One row for each item, in order: the dataset's columns of single values but the texts,
             ``prediction`` (index of the answer with the highest score; the first of several), ``correct``, ``score``
-            (of the right answer, in nats for a model) and ``margin`` (minus the highest score of a wrong one).
+            (of the right answer, in nats for a model), ``margin`` (minus the highest score of a wrong one) and ``item``
+            (a number for context, question and answers, by which `minus` knows other items).
         model: Name of the model, and what was attached to it.
         ties: Items of which another answer has the score of the right one. The answers stand in a random order, so
             that ties are right as often as chance.
