@@ -19,7 +19,7 @@ from pelocality.evaluation import (
     log_likelihood,
     pseudo_log_likelihood,
 )
-from pelocality.models import _restore, attach
+from pelocality.models import _inference, _restore, attach
 from pelocality.probes import minimal_pairs, random_shuffling
 from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows, shuffled
@@ -377,5 +377,5 @@ def test_an_interrupt_at_any_line_leaves_the_mode_of_the_model_as_it_was():
         assert [module.training for module in model.modules()] == before, at
         assert torch.is_grad_enabled(), at
 
-    files = (_restore.__file__, predict.__file__, likelihood.__file__)
+    files = (_inference.__file__, _restore.__file__, predict.__file__, likelihood.__file__)
     assert every_interrupt(lambda: pseudo_log_likelihood(model, tokenizer, ["a cat"]), check, files) > 30

@@ -9,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, RotaryEncoding, _cache
-from pelocality.models import SequenceModel, _calls, _restore, attached
+from pelocality.models import SequenceModel, _calls, _inference, _restore, attached
 from pelocality.models.attaching import attachment, bias, disable, family, kind, saving
 from pelocality.models.attaching.rotary import modules, projections
 from pelocality.models.families import _keys, disentangled, relative
@@ -327,7 +327,7 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, bias, disable, family, kind, _restore, saving)
+OF_MODELS = (attachment, bias, disable, family, kind, _inference, _restore, saving)
 OF_FAMILIES = (_calls, _keys, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]

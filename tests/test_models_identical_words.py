@@ -12,6 +12,7 @@ import transformers as hf
 from torch import nn
 
 import pelocality.models.measuring.identical_words as identical
+import pelocality.models.measuring.words as word_sums
 from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
 from pelocality.models import (
@@ -180,7 +181,7 @@ def test_the_batch_size_does_not_matter(batch_size):
 def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
     """At each layer, the tensors in memory hold one matrix per layer and head and one layer's, for any words."""
     model, alive = tiny("distilbert"), []
-    original = identical.sample_metrics
+    original = word_sums.sample_metrics
 
     def spy(*args, **kwargs):
         gc.collect()
@@ -189,7 +190,7 @@ def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
         alive.append(sum(memory.values()))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(identical, "sample_metrics", spy)
+    monkeypatch.setattr(word_sums, "sample_metrics", spy)
     gc.freeze()  # what was made before is not looked at
     try:
         positional_attention(model, length=31, words=6, batch_size=1)

@@ -9,13 +9,12 @@ import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
-import pelocality
-from pelocality.models import decompose, layers, observer, positional_attention, sequence_model
+from pelocality.models import _inference, _restore, decompose, layers, observer, positional_attention, sequence_model
 from pelocality.models._restore import called, override, override_forward, restore_module, restoring
 from pelocality.models.logits import decomposition
 from tests.families import UNKNOWN, same, state, tiny, tokens
 
-MODULES = (observer, layers, sequence_model, decomposition, pelocality.models._restore)
+MODULES = (observer, layers, sequence_model, decomposition, _inference, _restore)
 RESTORING = tuple(module.__file__ for module in MODULES)
 
 

@@ -19,7 +19,7 @@ from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, in_groups, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, check_causal, refuse_two_texts
-from pelocality.models._rotations import depend_on_length
+from pelocality.models._inference import depend_on_length
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups
 

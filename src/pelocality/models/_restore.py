@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
-
-from pelocality.models._rotations import forget_longest_input, rotations_restorer
 
 
 @contextmanager
@@ -93,32 +90,6 @@ def restore_module(module: nn.Module, package: str) -> None:
                 del module.__dict__[name]
             else:
                 module.__dict__[name] = previous
-
-
-@contextmanager
-def inference(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients, and on leaving put back both and its rotations.
-
-    Rotations that depend on the longest input so far begin anew, so that the results do not depend on earlier calls.
-
-    Args:
-        model: Any module.
-    """
-    training = [(module, module.training) for module in model.modules()]
-    restore_rotations = rotations_restorer(model)
-    gradients = torch.is_grad_enabled()
-
-    def undo() -> None:
-        for module, flag in training:
-            module.training = flag
-        restore_rotations()
-        torch.set_grad_enabled(gradients)
-
-    with restoring(undo):
-        model.eval()
-        torch.set_grad_enabled(False)  # tensors of inference_mode that a model caches could not be trained
-        forget_longest_input(model)
-        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.metrics._inputs import float_tensor
-from pelocality.models._restore import inference
+from pelocality.models._inference import inference
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pelocality._distributed import refuse_sharded
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models.observer import Attention, Block
-from pelocality.models.sequence_model import SequenceModel, requested_layers
+from pelocality.models.sequence_model import SequenceModel
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
@@ -55,6 +56,37 @@ class AttentionLayers:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
         missing = f"which have no attention in this model; those that have are {list(self.layers)}"
         return requested_layers(layers, self.layers, self.depth, missing)
+
+
+def requested_layers(
+    layers: Sequence[int] | None, available: Sequence[int], depth: int, otherwise: str
+) -> tuple[int, ...]:
+    """Return the requested layers, counted from the start; all that are available for None.
+
+    Args:
+        layers: Indices into the model's layers, negative ones from the end.
+        available: The layers that can be returned.
+        depth: The number of the model's layers.
+        otherwise: The end of the error for layers that are not available, after their list.
+
+    Raises:
+        TypeError: ``layers`` is not a list.
+        ValueError: No layer, an index out of range, a layer that is not available, or a layer that is named twice.
+    """
+    if layers is not None and not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
+    wanted = available if layers is None else layers
+    if (layers is not None and not layers) or any(
+        isinstance(i, bool) or not isinstance(i, int | np.integer) or not -depth <= i < depth for i in wanted
+    ):
+        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
+    numbers = tuple(int(i) % depth for i in wanted)
+    missing = sorted(set(numbers) - set(available))
+    if missing or not numbers:
+        raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers must name each layer once, got {list(wanted)}")
+    return numbers
 
 
 def attention_layers(model: SequenceModel, inputs: Any, length: int | None = None) -> AttentionLayers:

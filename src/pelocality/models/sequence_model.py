@@ -1,12 +1,11 @@
 """A model as this library runs it: what runs and on what, and all that is known of it, found once."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -14,7 +13,8 @@ from transformers import PreTrainedModel
 from pelocality._checks import count
 from pelocality.metrics._inputs import PositionsLike
 from pelocality.models._calls import argument_names
-from pelocality.models._restore import inference, restoring
+from pelocality.models._inference import inference
+from pelocality.models._restore import restoring
 from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
 from pelocality.models.observer import Attention, Observer
@@ -261,7 +261,7 @@ class SequenceModel:
         Raises:
             ValueError: There is such an id.
         """
-        if self._vocabulary is None and token_embeddings(self.module) is None:
+        if self._vocabulary is None and self.content is not None:
             return
         outside = ids[(ids < 0) | (ids >= self.vocabulary)]
         if outside.numel():
@@ -373,6 +373,15 @@ class SequenceModel:
         with inference(self.module), restoring(self._forget_hooks):
             return self.run(inputs, **options)
 
+    def equal_states(self, inputs: Any, positions: slice) -> bool:
+        """Return whether a repeated word has equal hidden states at all its positions in every layer."""
+        if self.config is None or positions.stop - positions.start < 2:
+            return False
+        states = getattr(self.outputs(inputs, output_hidden_states=True), "hidden_states", None)
+        if not states or any(layer.ndim < 2 or layer.shape[-2] < positions.stop for layer in states):
+            return False
+        return all(_equal_rows(layer[..., positions, :]) for layer in states)
+
     def _forget_hooks(self) -> None:
         """Remove the hooks by which transformers captures hidden states: they cannot be pickled, and come back."""
         for module in self.module.modules():
@@ -433,37 +442,6 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     return float(difference / other.abs().max()) if difference else 0.0
 
 
-def requested_layers(
-    layers: Sequence[int] | None, available: Sequence[int], depth: int, otherwise: str
-) -> tuple[int, ...]:
-    """Return the requested layers, counted from the start; all that are available for None.
-
-    Args:
-        layers: Indices into the model's layers, negative ones from the end.
-        available: The layers that can be returned.
-        depth: The number of the model's layers.
-        otherwise: The end of the error for layers that are not available, after their list.
-
-    Raises:
-        TypeError: ``layers`` is not a list.
-        ValueError: No layer, an index out of range, a layer that is not available, or a layer that is named twice.
-    """
-    if layers is not None and not isinstance(layers, Sequence):
-        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
-    wanted = available if layers is None else layers
-    if (layers is not None and not layers) or any(
-        isinstance(i, bool) or not isinstance(i, int | np.integer) or not -depth <= i < depth for i in wanted
-    ):
-        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
-    numbers = tuple(int(i) % depth for i in wanted)
-    missing = sorted(set(numbers) - set(available))
-    if missing or not numbers:
-        raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"layers must name each layer once, got {list(wanted)}")
-    return numbers
-
-
 def configurations(module: nn.Module) -> list[Any]:
     """Return every configuration with an attention implementation, outer ones before those inside them."""
     configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
@@ -484,11 +462,12 @@ def _transformer(model: Any, found: list[Any]) -> Any:
     if not found:
         raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {_got(model)}")
     base = family_of(found[0]).base(found[0])
-    if reads_tokens(base):
+    parts = {"": base} | {f"model.{name}": module for name, module in found[0].named_modules() if name}
+    reader = next((name for name, module in parts.items() if reads_tokens(module)), None)
+    if reader == "":
         return base
-    parts = (f"model.{name}" for name, module in found[0].named_modules() if name and reads_tokens(module))
     kind = f"{type(found[0]).__name__} (model type '{found[0].config.model_type}')"
-    advice = next((f"pass {part}" for part in parts), "pass SequenceModel(model, inputs=...), which says what it reads")
+    advice = f"pass {reader}" if reader else "pass SequenceModel(model, inputs=...), which says what it reads"
     raise ValueError(f"{kind} reads no input_ids, or has no token embeddings; {advice}")
 
 
@@ -550,3 +529,11 @@ def _reason(inputs: Any, error: Exception) -> str:
         reason = "it has no row for every position; ask for fewer tokens"
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     return reason if ids is None else f"on {ids.shape[0]} x {ids.shape[1]} tokens {reason}"
+
+
+def _equal_rows(states: Tensor) -> bool:
+    """Return whether rows (..., n, d) are equal up to rounding, in most of their dimensions: a few may be huge."""
+    eps = max(torch.finfo(states.dtype).eps, torch.finfo(torch.float32).eps)  # a softmax may be float32 in any model
+    states = states.double() if states.device.type == "cpu" else states.float()
+    spread, size = (states - states[..., :1, :]).abs().amax(-2), states.abs().amax(-2)
+    return bool((spread / size.clamp(min=torch.finfo(torch.float32).tiny)).median() < eps**0.5)

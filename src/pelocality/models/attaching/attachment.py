@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
 from pelocality.encodings import ContentEncoding, Encoding, RotaryEncoding
-from pelocality.models._restore import inference, restoring, restoring_on_error
+from pelocality.models._inference import inference
+from pelocality.models._restore import restoring, restoring_on_error
 from pelocality.models.attaching.any_module import ModuleBias, reading
 from pelocality.models.attaching.family import FamilyBias
 from pelocality.models.attaching.kind import Kind, remove

@@ -20,7 +20,8 @@ from pelocality.models.attaching.bias import Place, PositionalBias
 from pelocality.models.attaching.disable import enable_parameters
 from pelocality.models.attaching.saving import check_state_dict, mark_saved_folders
 from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching
-from pelocality.models.sequence_model import SequenceModel, requested_layers
+from pelocality.models.layers import requested_layers
+from pelocality.models.sequence_model import SequenceModel
 
 
 class Kind(ABC):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding
 from pelocality.models._calls import call_of, changes_call, hidden_argument
-from pelocality.models._restore import hooked, inference
+from pelocality.models._inference import inference
+from pelocality.models._restore import hooked
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.kind import Kind
 from pelocality.models.families import attached_biases, without_cache

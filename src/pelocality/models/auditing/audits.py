@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._restore import inference
+from pelocality.models._inference import inference
 from pelocality.models.auditing import comparison, declared
 from pelocality.models.auditing.families import declarations
 from pelocality.models.auditing.measured import PADDING, SHORT, Layer, Lookup, NoRowError, Reading, generates, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.inputs.tokens import token_batch
-from pelocality.models.inputs.words import choose_words
+from pelocality.models.inputs.words import drawn_words
 from pelocality.models.sequence_model import SequenceModel
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
@@ -124,7 +124,6 @@ def _plan(model: SequenceModel) -> _Plan:
 def _audit(model: SequenceModel, plan: _Plan, input_ids: Any, length: int, farthest: int) -> tuple[Audit, Reading]:
     """Return the audit of one model, and what was read from it."""
     base, config = model.module, plan.config
-    causal = declared.causal(base, config)
     length = _runnable(model, length)
     word, ids = _tokens(model, input_ids, min(length, SHORT))
     dims = sorted({each.dims for each in plan.rotary})
@@ -133,6 +132,7 @@ def _audit(model: SequenceModel, plan: _Plan, input_ids: Any, length: int, farth
     if not reading.layers:
         raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
     counts_tokens = declarations(config).counts_tokens or generates(model)
+    causal = declared.causal(base, config)
     through_padding = comparison.counted_through_padding(reading)
     at_input = comparison.compare_inputs(config, reading)
     at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
@@ -189,7 +189,7 @@ def _runnable(model: SequenceModel, length: int) -> int:
 
 def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Tensor]:
     """Return the token to repeat, and (1, n) tokens for the run with the model's own content."""
-    words = choose_words(model, None, min(_WORDS, max(model.vocabulary // 2, 1)), 0)[0]
+    words = drawn_words(model, None, min(_WORDS, max(model.vocabulary // 2, 1)), 0)
     if input_ids is None:
         seeded = torch.Generator("cpu").manual_seed(0)
         drawn = torch.randint(len(words), (length,), generator=seeded, device="cpu")

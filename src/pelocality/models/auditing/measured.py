@@ -331,13 +331,13 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     n = min(length, SHORT)
     failed: dict[str, Exception] = {}
     masked = _masked(model, ids, failed)
-    padded = _padded(model, word, n, failed) if constant.lookups else None
     near = torch.arange(n, device="cpu")
     distant = None
     if farthest and model.reads("position_ids"):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         positions, mask = far[None].to(ids.device), torch.ones_like(ids[:, :n])
         distant = _run(model, n, True, input_ids=ids[:, :n], position_ids=positions, attention_mask=mask).calls
+    padded = _padded(model, word, n, failed) if constant.lookups else None
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     layers = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_choice, count, number
-from pelocality.models._restore import inference
+from pelocality.models._inference import inference
 from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
 from pelocality.models.heads.weights import weight_scores
 from pelocality.models.layers import attention_layers

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pelocality.models._restore import inference
+from pelocality.models._inference import inference
 from pelocality.models._weights import loaded, refuse_quantised
 from pelocality.models.logits.terms import known_projections
 from pelocality.models.sequence_model import SequenceModel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pelocality.models.inputs.words import special_ids
+from pelocality.models.inputs.words import special_ids_of
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -57,7 +57,6 @@ def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[di
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:
         raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
-    model.check_ids(ids)
     padding = model.padding
     unmasked = "attention_mask" in others and others["attention_mask"] is None
     if unmasked and padding is not None and bool((ids == padding).any()):
@@ -66,11 +65,12 @@ def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[di
             "if every id is a token"
         )
     given = {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
+    if "token_type_ids" in given:
+        _check_token_types(model, given["token_type_ids"])
+    model.check_ids(ids)
     inputs = {
         name: tensor.reshape(-1, ids.shape[-1]).to(model.device) for name, tensor in {"input_ids": ids, **given}.items()
     }
-    if "token_type_ids" in inputs:
-        _check_token_types(model, inputs["token_type_ids"])
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
 
 
@@ -131,7 +131,7 @@ def _tokenised(
     """Yield the inputs of as many texts at a time, (batch, n) each."""
     if tokenizer is None:
         raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
-    special, longest, numbered = special_ids(model, tokenizer), model.longest, enumerate(texts)
+    special, longest, numbered = special_ids_of(tokenizer), model.longest, enumerate(texts)
     while batch := list(islice(numbered, batch_size)):
         encoded = tokenizer([text for _, text in batch], padding=False, truncation=False, verbose=False)
         for (number, text), ids in zip(batch, encoded["input_ids"], strict=True):
@@ -141,8 +141,10 @@ def _tokenised(
                 size = f"{len(ids)} tokens, the model can read {longest}"
                 raise ValueError(f"texts[{number}], {brief(text)}, has {size}; shorten or split it")
         inputs = padded(tokenizer, encoded["input_ids"])
-        more = [name for name in encoded if name not in inputs and model.config is not None and model.reads(name)]
-        yield inputs | {name: _rectangle(encoded[name]) for name in more}
+        more = {} if model.config is None else encoded  # an own module reads the ids alone
+        yield {
+            name: _rectangle(rows) for name, rows in more.items() if name not in inputs and model.reads(name)
+        } | inputs
 
 
 def padding_id(tokenizer: Any) -> int:

@@ -1,7 +1,8 @@
-"""The words to repeat: single tokens drawn from a vocabulary, or given by the user."""
+"""Inputs of constant content: rows of one repeated word, drawn from a vocabulary or given, or a model's own content."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,76 @@ from pelocality.models.sequence_model import SequenceModel
 
 # words are tokenised after this one, because most tokenizers treat the start of a text differently
 _BEFORE = "a"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Inputs of constant content.
+
+    Attributes:
+        inputs: From the number of the first word and a number of words to the inputs of one call.
+        names: The words as text.
+        ids: Their token ids.
+        prefix: The tokens before the words, as text.
+        before: The number of tokens before the words.
+        fed: The number of tokens before and after the words.
+    """
+
+    inputs: Callable[[int, int], Any]
+    names: tuple[str, ...]
+    ids: tuple[int, ...] = ()
+    prefix: tuple[str, ...] = ()
+    before: int = 0
+    fed: int = 0
+
+
+def constant_content(
+    model: SequenceModel, length: int, words: int | Sequence[str | int], seed: int, surrounded: bool
+) -> Probe:
+    """Return samples of a model's own content."""
+    count("length", length)
+    check_words(words)
+    if not isinstance(words, int | np.integer) or surrounded:
+        given = "special_tokens and prefix are" if surrounded else f"words={words!r} is"
+        raise ValueError(f"{given} for models that read token ids; {model} reads what its inputs= gives: pass a number")
+    first, content = count("seed", seed, 0), model.content
+    assert content is not None
+    return Probe(
+        inputs=lambda start, size: model.moved(content(first + start, length)),
+        names=tuple(f"sample {first + i}" for i in range(words)),
+    )
+
+
+def repeated_words(
+    model: SequenceModel,
+    tokenizer: Any,
+    length: int,
+    words: int | Sequence[str | int],
+    seed: int,
+    special_tokens: bool,
+    prefix: bool | str | int,
+) -> Probe:
+    """Return rows of one repeated word each."""
+    if special_tokens and prefix is not False:
+        raise ValueError("special_tokens=True and prefix both feed tokens before the words; give one of them")
+    before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
+    if prefix is not False:
+        before = [_prefix_token(model, tokenizer, prefix)]
+    ids, names = choose_words(model, tokenizer, words, seed)
+    model.check_length(length, len(before) + len(after))
+    model.check_ids(torch.tensor([*before, *after], device="cpu"), "input_ids" if prefix is False else "prefix")
+    fed = () if prefix is False else _texts(tokenizer, before)
+    if fed and before[0] in ids:
+        raise ValueError(f"words holds the prefix {fed[0]!r}, which must differ from the words; give another prefix")
+    rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=model.device)
+    return Probe(
+        inputs=lambda start, size: {"input_ids": rows[start : start + size]},
+        names=names,
+        ids=ids,
+        prefix=fed,
+        before=len(before),
+        fed=len(before) + len(after),
+    )
 
 
 def choose_words(
@@ -29,9 +100,9 @@ def choose_words(
         check_tokenizer(tokenizer)
     check_words(words)
     if isinstance(words, int | np.integer):
-        ids = _draw(model, tokenizer, words, seed)
+        ids = drawn_words(model, tokenizer, words, seed)
     else:
-        ids = [_token_id(model, tokenizer, word) for word in words]
+        ids = [_token_id(tokenizer, word) for word in words]
         repeated = [word for i, word in enumerate(words) if ids[i] in ids[:i]]
         if repeated:
             raise ValueError(
@@ -43,8 +114,13 @@ def choose_words(
                 f"words contains {words[ids.index(padding)]!r}, the padding id, which {type(model.module).__name__} "
                 "counts no positions for: every token would have the same position; give other words"
             )
-    names = [str(i) for i in ids] if tokenizer is None else [tokenizer.decode([i]).strip() for i in ids]
-    return tuple(ids), tuple(names)
+    model.check_ids(torch.tensor(ids, device="cpu"), "words")
+    return tuple(ids), tuple(text.strip() for text in _texts(tokenizer, ids))
+
+
+def _texts(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
+    """Return each token as text, its id without a tokenizer."""
+    return tuple(str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids)
 
 
 def check_words(words: Any) -> None:
@@ -66,20 +142,25 @@ def _padding_without_position(base: Any) -> int | None:
 
 
 def special_ids(model: SequenceModel, tokenizer: Any = None) -> set[int]:
-    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all).
-
-    An unknown word is a word, unless its id has another purpose too, as in GPT-2.
-    """
+    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all)."""
     if tokenizer is not None:
-        check_tokenizer(tokenizer)
-        others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
-        unknown = set() if tokenizer.unk_token in others else {tokenizer.unk_token_id}
-        return set(tokenizer.all_special_ids) - unknown
+        return special_ids_of(tokenizer)
     found: set[int] = set()
     for key, value in model.config.to_dict().items() if model.config is not None else ():
         if key.endswith("_token_id") and value is not None:
             found.update(value if isinstance(value, list | tuple) else [value])
     return found
+
+
+def special_ids_of(tokenizer: Any) -> set[int]:
+    """Return the ids of a tokenizer's special tokens.
+
+    An unknown word is a word, unless its id has another purpose too, as in GPT-2.
+    """
+    check_tokenizer(tokenizer)
+    others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
+    unknown = set() if tokenizer.unk_token in others else {tokenizer.unk_token_id}
+    return set(tokenizer.all_special_ids) - unknown
 
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -93,8 +174,8 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return ids[:first], ids[last:]
 
 
-def prefix_tokens(model: SequenceModel, tokenizer: Any, prefix: bool | str | int) -> tuple[list[int], list[str]]:
-    """Return the token to feed before the words and its text; True is the beginning of a text.
+def _prefix_token(model: SequenceModel, tokenizer: Any, prefix: bool | str | int) -> int:
+    """Return the token to feed before the words; True is the beginning of a text.
 
     Raises:
         TypeError: Something else, such as None.
@@ -110,11 +191,10 @@ def prefix_tokens(model: SequenceModel, tokenizer: Any, prefix: bool | str | int
             raise ValueError(
                 "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
             )
-    token = _token_id(model, tokenizer, given, "prefix")
-    return [token], [str(token) if tokenizer is None else tokenizer.decode([token])]
+    return _token_id(tokenizer, given, "prefix")
 
 
-def _token_id(model: SequenceModel, tokenizer: Any, word: str | int, name: str = "words") -> int:
+def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
     """Return the token id of a word that was given as text or as an id, in an argument of this name."""
     if isinstance(word, int | np.integer):
         pieces = [int(word)]
@@ -128,12 +208,11 @@ def _token_id(model: SequenceModel, tokenizer: Any, word: str | int, name: str =
                 f"{name} contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
                 "give words of one token, or token ids"
             )
-    model.check_ids(torch.tensor(pieces), name)
     return int(pieces[0])
 
 
-def _draw(model: SequenceModel, tokenizer: Any, wanted: int, seed: int) -> list[int]:
-    """Draw words without replacement, each id as likely as any other."""
+def drawn_words(model: SequenceModel, tokenizer: Any, wanted: int, seed: int) -> list[int]:
+    """Return token ids of words, drawn without replacement, each id as likely as any other."""
     size = model.vocabulary
     order = np.random.default_rng(count("seed", seed, least=0)).permutation(
         size if tokenizer is None else min(size, len(tokenizer))

@@ -8,11 +8,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._restore import inference
+from pelocality.models._inference import inference
 from pelocality.models._weights import loaded
+from pelocality.models.layers import requested_layers
 from pelocality.models.logits.content import batches_of, by_layer
 from pelocality.models.logits.terms import known_logits, rotated
-from pelocality.models.sequence_model import SequenceModel, requested_layers
+from pelocality.models.sequence_model import SequenceModel
 
 _MASSIVE = 5.0  # times the mean norm of a head's dimensions (Jin et al., 2025)
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._restore import hooked, inference
+from pelocality.models._inference import inference
+from pelocality.models._restore import hooked
 from pelocality.models._weights import loaded
 from pelocality.models.families import AbsoluteInput
 from pelocality.models.inputs.tokens import runs_of_tokens, token_batch
+from pelocality.models.layers import requested_layers
 from pelocality.models.logits.terms import (
     QueriesAndKeys,
     Terms,
@@ -23,7 +25,7 @@ from pelocality.models.logits.terms import (
     position_parts,
     queries_and_keys,
 )
-from pelocality.models.sequence_model import SequenceModel, requested_layers
+from pelocality.models.sequence_model import SequenceModel
 
 Split = Literal["table", "relative", "mean content"]
 

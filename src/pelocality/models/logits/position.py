@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 from pelocality._toeplitz import toeplitz
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._restore import inference
-from pelocality.models._rotations import forget_longest_input
+from pelocality.models._inference import forget_longest_input, inference
 from pelocality.models._weights import embedding_weight, loaded
 from pelocality.models.inputs.words import choose_words
+from pelocality.models.layers import requested_layers
 from pelocality.models.logits.content import ByDistance, Content, batches_of, mean_content
 from pelocality.models.logits.terms import (
     capped,
@@ -24,7 +24,7 @@ from pelocality.models.logits.terms import (
     queries_and_keys,
 )
 from pelocality.models.measuring.result import metric_of
-from pelocality.models.sequence_model import SequenceModel, requested_layers
+from pelocality.models.sequence_model import SequenceModel
 from pelocality.statistics import t_interval
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position

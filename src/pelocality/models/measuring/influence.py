@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pelocality._checks import count
-from pelocality.models._restore import changed, hooked, inference, restoring
+from pelocality.models._inference import inference
+from pelocality.models._restore import changed, hooked, restoring
 from pelocality.models._weights import token_embeddings
 from pelocality.models.function import AttentionFunction
 from pelocality.models.inputs.batches import bytes_of

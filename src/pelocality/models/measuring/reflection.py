@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
-from pelocality.models._rotations import depend_on_length
+from pelocality.models._inference import depend_on_length
 from pelocality.models.inputs.tokens import token_batch, tokens_first
 from pelocality.models.sequence_model import SequenceModel
 

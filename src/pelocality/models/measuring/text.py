@@ -73,7 +73,8 @@ def text_sums(
         for number, (inputs, included) in enumerate(batches):
             if known is None or sums is None:
                 known = attention_layers(model, inputs)
-                sums = TextSums(known.requested(layers), known.others, known.heads)
+                requested = known.requested(layers)
+                sums = TextSums(requested, known.others, known.heads)
             if number % size == rank:  # others are measured by other processes
                 first, included = known.before + without_first, None if included is None else included[:, :length]
                 reader = _Reader(sums, any(known.sinks), included, first, length, measure, number)
@@ -82,7 +83,7 @@ def text_sums(
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-    sums.add_processes(measured)
+    sums.add_processes(max(gathered([sums.length])), measured)
     sums.repeated = batches.repeated
     return sums
 
@@ -154,6 +155,11 @@ class TextSums:
         self.uniform = torch.zeros_like(self.rounding)
         self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64, device="cpu")
 
+    @property
+    def length(self) -> int:
+        """The number of positions of the longest text so far."""
+        return self.counts.shape[-1]
+
     def _change(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace each of the sums."""
         self.total, self.squares = function(self.total), function(self.squares)
@@ -162,13 +168,13 @@ class TextSums:
 
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
-        more = max(0, length - self.counts.shape[-1])
+        more = max(0, length - self.length)
         if more:
             self._change(lambda sums: nn.functional.pad(sums, (0, more, 0, more)))
 
-    def add_processes(self, texts: int) -> None:
-        """Add the sums of all other processes, and set the number of texts of all."""
-        self._grow(max(gathered([self.counts.shape[-1]])))
+    def add_processes(self, length: int, texts: int) -> None:
+        """Add the sums of all other processes, up to the longest text of all, and set the number of texts of all."""
+        self._grow(length)
         self._change(summed)
         self.texts = sum(gathered([texts]))
 

@@ -219,6 +219,7 @@ def text_average(
         raise ValueError(f"no text has a token to measure at position {gap}, between {first} and {last}; {advice}")
     mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
     visible = sums.counts[:, part, part] > 0
+    share = sums.share()
     source = provenance(
         model,
         visible,
@@ -234,7 +235,7 @@ def text_average(
         source=source,
         visible=None if bool(visible.all()) else visible,
         other_layers=sums.other_layers,
-        share=sums.share(),
+        share=share,
         counts=counts[part],
         positions=model.positions_of(last + 1 - first),
     )

@@ -12,7 +12,7 @@ from transformers import PrinterCallback, Trainer
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count
-from pelocality.models._restore import inference
+from pelocality.models._inference import inference
 from pelocality.models.inputs.tokens import padded, padding_id
 from pelocality.models.inputs.words import special_tokens_around
 from pelocality.models.sequence_model import SequenceModel

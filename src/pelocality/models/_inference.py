@@ -1,15 +1,47 @@
-"""Rotations whose frequencies depend on the longest input of a call (LongRoPE) or of all calls before (dynamic NTK)."""
+"""Running a model without changing it: in evaluation mode, without gradients, its rotations as they were.
 
-from collections.abc import Callable
+Rotations may have frequencies that depend on the longest input of a call (LongRoPE) or of all calls before (dynamic
+NTK).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._frequencies import by_length, rope_types
+from pelocality.models._restore import restoring
 
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
 _SCALING = "attention_scaling"
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode without gradients, and on leaving put back both and its rotations.
+
+    Rotations that depend on the longest input so far begin anew, so that the results do not depend on earlier calls.
+
+    Args:
+        model: Any module.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    restore_rotations = rotations_restorer(model)
+    gradients = torch.is_grad_enabled()
+
+    def undo() -> None:
+        for module, flag in training:
+            module.training = flag
+        restore_rotations()
+        torch.set_grad_enabled(gradients)
+
+    with restoring(undo):
+        model.eval()
+        torch.set_grad_enabled(False)  # tensors of inference_mode that a model caches could not be trained
+        forget_longest_input(model)
+        yield
 
 
 def depend_on_length(model: nn.Module) -> bool:
