@@ -47,7 +47,6 @@ EVERY = pytest.mark.parametrize("name", ENCODINGS)
 def path(request, monkeypatch):
     """Use the code for short or for long sequences, both at lengths that are fast to test."""
     monkeypatch.setattr(attention_function, "_LONG", 2**18 if request.param == "short" else 1)
-    monkeypatch.setattr(attention_function, "_BLOCK", 1000)  # so that a sequence takes several blocks
     return request.param
 
 

@@ -1,24 +1,20 @@
 """Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
 
-import itertools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from pelocality._checks import flag
-from pelocality._toeplitz import diagonal_sums, toeplitz
 from pelocality._transforms import transformed
 from pelocality.encodings._checks import check_tensor
-from pelocality.encodings._scores import attend, attention_weights
+from pelocality.encodings._scores import attend
 from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
 _OF_TOKENS = "of a tokenizer's mask pass attention_mask[:, None, None].bool()"
-_BLOCK = 2**17  # scores per block of the backward pass, few enough for the cache of one core
 
 
 def biased_attention(
@@ -37,8 +33,8 @@ def biased_attention(
         softmax(scale Q K^T + bias) V
 
     Use it in place of that function, with an encoding instead of a float ``attn_mask``. For long sequences without a
-    mask on a CPU, a Toeplitz bias is a view of its 2n - 1 numbers, and the gradients of a learned one are summed in
-    blocks: no n x n tensor is built. Otherwise this calls that function with the bias as its mask.
+    mask on a CPU, a Toeplitz bias that is not trained is a view of its 2n - 1 numbers: no n x n tensor is built.
+    Otherwise this calls that function with the bias as its mask.
 
     Args:
         query: Q, (batch, heads, q, d).
@@ -74,12 +70,7 @@ def biased_attention(
     if mask is None and dropout_p == 0:
         bias = _bias_by_distance(query, key, value, encoding)
         if bias is not None:
-            factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-            if not (torch.is_grad_enabled() and bias.requires_grad):
-                return _query_reversed(query, key, value, bias, factor)
-            bias = bias.expand(query.shape[1], -1)
-            output: Tensor = _LearnedBias.apply(query, key, value, bias, factor)  # type: ignore[no-untyped-call]
-            return output
+            return _query_reversed(query, key, value, bias, scale)
     query, key, added = encoding.attention_inputs(query, key, mask=mask, scale=scale)
     return attend(query, key, value, added, dropout_p, scale)
 
@@ -106,74 +97,16 @@ def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encod
         return None
     if transformed(query, key, value, bias) or torch.promote_types(bias.dtype, query.dtype) != query.dtype:
         return None
+    if torch.is_grad_enabled() and bias.requires_grad:  # the fast kernel has no gradient of the bias
+        return None
     sees_itself = bool(bias[:, keys - 1].isfinite().all())  # then no query is fully masked
     return bias.to(query.dtype) if sees_itself else None
 
 
-def _query_reversed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
+def _query_reversed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
     """Attend with queries in reversed order, for which the Toeplitz matrix is a view of the bias by distance."""
     matrix = bias.unfold(-1, key.shape[-2], 1)[None]
     return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
-
-
-class _LearnedBias(torch.autograd.Function):
-    """Attention with a backward pass in blocks of rows, since PyTorch's fast kernel has no gradient of the bias.
-
-    With attention A, gradient g of the output and gradient P_ij = g_i . v_j of the attention, the gradient of the
-    logits is A_ij (P_ij - sum_k A_ik P_ik) (Dao et al., FlashAttention, 2022, appendix B); the gradient of the bias is
-    its sums along diagonals.
-    """
-
-    @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
-        # detached, since the fast kernel does not accept a bias that requires a gradient
-        return _query_reversed(query.detach(), key.detach(), value.detach(), bias.detach(), scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: Tensor) -> None:
-        *tensors, ctx.scale = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients must be differentiable themselves
-
-            def attended(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-                return attention_weights(query, key, toeplitz(bias, query.shape[-2]), ctx.scale) @ value
-
-            return *torch.func.vjp(attended, query, key, value, bias)[1](gradient), None
-        batch, heads = query.shape[:2]
-        found = [
-            _gradients(query[i, h], key[i, h], value[i, h], bias[h], gradient[i, h], ctx.scale)
-            for i, h in itertools.product(range(batch), range(heads))
-        ]
-        *of_inputs, of_bias = (
-            torch.stack(each).reshape(batch, heads, *each[0].shape) for each in zip(*found, strict=True)
-        )
-        return *of_inputs, of_bias.sum(0), None
-
-
-def _gradients(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, gradient: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the (length, d) tensors and the bias of one head, with one block of scores at a time."""
-    queries, keys = len(query), len(key)
-    of_query: list[Tensor] = []
-    of_key, of_value, of_bias = torch.zeros_like(key), torch.zeros_like(value), torch.zeros_like(bias)
-    step = max(1, _BLOCK // keys)
-    for first in range(0, queries, step):
-        stop = min(first + step, queries)
-        q, g = query[first:stop] * scale, gradient[first:stop]
-        matrix = bias[queries - stop : queries - first + keys - 1].unfold(-1, keys, 1).flip(-2)
-        attention = torch.addmm(matrix, q, key.mT).softmax(-1)
-        change = (g @ value.mT).mul_(attention)  # A P, then the gradient of the logits
-        change.addcmul_(attention, change.sum(-1, keepdim=True), value=-1)
-        of_query.append(change @ key * scale)
-        of_key = of_key + change.mT @ q
-        of_value = of_value + attention.mT @ g
-        of_bias = of_bias + pad(diagonal_sums(change), (queries - stop, first))
-    return torch.cat(of_query), of_key, of_value, of_bias
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
