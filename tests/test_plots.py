@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from pelocality import Positions, plots
 from pelocality.encodings import ALiBi
 from pelocality.evaluation import LossByPosition, NeedleEvaluation
-from pelocality.metrics import distance_profile, measure_relative
+from pelocality.metrics import distance_profile, locality, measure, measure_relative, past_locality, symmetry
 from pelocality.models import HeadClasses, RotaryBands, positional_attention, text_average
 from tests.families import tiny
 from tests.test_metrics import random_attention
@@ -193,7 +193,7 @@ def test_profiles_on_a_grid_are_by_ring():
     near = grid.profile_distances <= 3
     np.testing.assert_allclose(line.get_xdata(), grid.profile_distances[near])
     np.testing.assert_allclose(line.get_ydata(), distance_profile(attention, positions=grid).mean(0)[near])
-    assert ax.get_xlabel() == "distance"
+    assert ax.get_xlabel() == "distance (to 3 of 5)"
     seconds = Positions(np.arange(20) / 2)
     _, ax = plots.profiles(attention, positions=seconds, reach=3)
     assert ax.lines[0].get_xdata().tolist() == [k / 2 for k in range(-6, 7)]
@@ -439,7 +439,10 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.heatmap(torch.rand(2, 4, 4)), "one matrix"),
         (lambda: plots.heatmap(torch.eye(4), scale="sqrt"), "scale"),
         (lambda: plots.head_grid(torch.rand(4)), "layer, head"),
-        (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "layer"),
+        (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "attention must be square"),
+        (lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True), r"\['a'\], which has some"),
+        (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"), "did you mean 'locality'"),
+        (lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"), "metric must be .*'locality'"),
         (lambda: plots.comparison({}), "empty"),
         (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"metric='entropy' .*\['a'\] is numbers"),
         (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),
@@ -521,6 +524,43 @@ def test_all_results_are_drawn_by_one_metric():
             for line in ax.lines:
                 wanted = results[line.get_label()].to_frame("layer", metrics=["adjusted_locality"])
                 np.testing.assert_allclose(line.get_ydata(), wanted["adjusted_locality_of_mean"], rtol=1e-6)
+
+
+def test_what_has_attention_is_measured_for_a_grid_or_a_comparison():
+    attention = random_attention(2, 3, 9, 9)
+    causal = attention.tril() / attention.tril().sum(-1, keepdim=True)
+    encoding = ALiBi(4)
+    for given, metric, expected in (
+        (attention, None, locality(attention)),
+        (attention.numpy(), "symmetry", symmetry(attention)),
+        (causal, None, past_locality(causal)),
+        (BaseModelOutput(attentions=tuple(attention[:, None])), None, locality(attention)),
+        (measure(attention), "symmetry", symmetry(attention)),
+        (encoding, None, locality(encoding.weights(50))[None]),
+        (measure_relative(encoding.relative(50)), None, locality(encoding.weights(50))[None]),
+    ):
+        fig, ax = plots.head_grid(given, metric=metric, length=50)
+        np.testing.assert_allclose(ax.images[0].get_array(), expected, rtol=1e-5)
+        assert fig.axes[-1].get_ylabel() == metric or ("past locality" if given is causal else "locality")
+        _, ax = plots.comparison({"it": given}, metric=metric, length=50)
+        np.testing.assert_allclose(ax.lines[0].get_ydata(), expected.mean(-1), rtol=1e-5)
+    with pytest.raises(ValueError, match=r'different metrics: .* such as metric="adjusted_locality"'):
+        plots.comparison({"both": attention, "causal": causal})
+
+
+def test_models_that_differ_in_depth_are_compared_from_their_first_layer_to_their_last():
+    _, ax = plots.comparison({"deep": torch.rand(5, 2), "flat": torch.rand(3, 2)})
+    assert ax.get_xlabel() == "depth (0: first layer, 1: last layer)"
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[0, 0.25, 0.5, 0.75, 1], [0, 0.5, 1]]
+    _, ax = plots.comparison({"deep": torch.rand(5, 2), "flat": torch.rand(3, 2)}, relative_depth=False)
+    assert ax.get_xlabel() == "layer"
+
+
+def test_profiles_of_encodings_say_how_far_they_go_and_may_be_logarithmic():
+    _, ax = plots.profiles({"ALiBi": ALiBi(2), "matrix": ALiBi(2).weights(30)}, length=30, reach=20, scale="log")
+    np.testing.assert_allclose(*(line.get_ydata() for line in ax.lines[:2]))
+    assert ax.get_yscale() == "log"
+    assert ax.get_xlabel() == "distance, key - query (tokens, to 20 of 29)"
 
 
 def test_a_masked_grid_is_refused():

@@ -476,7 +476,9 @@ def _got(model: Any) -> str:
     if isinstance(model, type):
         return f"the class {model.__name__}; load it with transformers.AutoModel.from_pretrained(...)"
     got, advice = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
-    if isinstance(model, nn.Module):
+    if hasattr(model, "additive_mask"):
+        advice = "that is an encoding: pass the model first, then the encoding"
+    elif isinstance(model, nn.Module):
         advice = "pass SequenceModel(module, vocabulary_size=...) or SequenceModel(module, inputs=...)"
     elif hasattr(model, "all_special_ids"):
         advice = "that is a tokenizer: pass the model first, then its tokenizer"

@@ -45,6 +45,12 @@ def as_array(name: str, values: Any) -> np.ndarray:
         raise TypeError(f"{error}; of a result give one of its tensors, such as result.share") from error
 
 
+def attention_of(value: Any, length: int) -> Any:
+    """Return what metrics read: of an encoding its weights at this length, anything else as it is."""
+    weights = getattr(value, "weights", None)
+    return weights(length) if callable(weights) else value
+
+
 def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
     """Draw values in greys with a colour bar, and NaN as hatching."""
     if np.isnan(values).any():
@@ -77,9 +83,14 @@ def short_number(value: float) -> str:
 
 
 def draw_by_distance(
-    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str
+    ax: Axes | None,
+    title: str,
+    lines: Mapping[str, tuple[Any, Any]],
+    xlabel: str,
+    ylabel: str,
+    scale: str = "linear",
 ) -> tuple[Figure, Axes]:
-    """Draw values from 0 on by distance, given by name; a line without values is left out."""
+    """Draw values by distance, given by name, from 0 on unless the scale is "log"; a line of None is left out."""
     new = ax is None
     fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
     for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
@@ -87,7 +98,9 @@ def draw_by_distance(
             ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.locator_params(axis="x", integer=True, min_n_ticks=1)
-    ax.set_ylim(bottom=0)
+    ax.set_yscale(scale)
+    top = max((float(np.nanmax(y)) for _, y in lines.values() if y is not None), default=1.0)
+    ax.set_ylim(bottom=0 if scale == "linear" else max(ax.get_ylim()[0], top * 1e-6))
     return with_legend(fig, ax, new)
 
 

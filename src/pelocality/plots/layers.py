@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pelocality._checks import check_choice, real_numbers
+from pelocality.metrics import Measurement
+from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import (
     as_array,
     as_label,
+    attention_of,
     draw_image,
     draw_numbers,
     figure_and_axes,
@@ -45,6 +48,7 @@ def head_grid(
     *,
     metric: str | None = None,
     layers: Sequence[int] | None = None,
+    length: int = 128,
     ax: Axes | None = None,
     label: str = "",
     title: str = "",
@@ -53,11 +57,15 @@ def head_grid(
     """Draw one number per layer and head as a grid, with the numbers in the cells where they fit.
 
     Args:
-        values: (layer, head), any metric; or a result of ``positional_attention`` or ``text_average``.
-        metric: Which number of a result: a name in its ``to_frame``. None: locality, or past locality if it is causal.
+        values: Numbers (layer, head), any metric; or what is measured for them: a result of ``positional_attention`` or
+            ``text_average``, attention (layer, head, n, n), the output of a model with its attentions (texts of a batch
+            are averaged), an encoding, what `measure` returned.
+        metric: What is measured: the name of a metric of ``pelocality.metrics``, or a name in the ``to_frame`` of a
+            result. None: locality, or past locality of causal attention.
         layers: The numbers of these layers in the model; None: those of a result, otherwise from 0.
+        length: The number of positions of an encoding.
         ax: Where to draw; a new figure if None.
-        label: Label of the colour bar; the name of a result's metric if empty.
+        label: Label of the colour bar; the name of the metric if empty.
         title: Title of the axes.
         limits: Smallest and largest value of the colour scale; those of the data if None.
 
@@ -66,8 +74,8 @@ def head_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Values that are neither numbers nor such a result, or limits that are not numbers.
-        ValueError: Not two axes, nothing to draw, another number of layers, a metric of numbers that are no result, or
+        TypeError: Values that are none of these, or limits that are not numbers.
+        ValueError: Not two axes, nothing to draw, another number of layers, an unknown metric, a metric of numbers, or
             limits that are not two numbers in order.
 
     Examples:
@@ -76,7 +84,7 @@ def head_grid(
         >>> ax.get_ylabel()
         'layer'
     """
-    column, [(grid, layers)] = _by_layer({"values": values}, metric, layers, (2,))
+    column, [(grid, layers, _)] = _by_layer({"values": values}, metric, layers, length, (2,))
     if limits is not None:
         ends = real_numbers("limits", limits)
         if ends.shape != (2,) or not ends[0] <= ends[1]:
@@ -200,6 +208,8 @@ def comparison(
     *,
     metric: str | None = None,
     layers: Sequence[int] | None = None,
+    length: int = 128,
+    relative_depth: bool | None = None,
     ax: Axes | None = None,
     label: str = "",
     title: str = "",
@@ -207,12 +217,14 @@ def comparison(
     """Draw a metric per layer for several models or states of training: heads as dots, their mean as a line.
 
     Args:
-        values: By name, each (layer, head) or (layer,), or a result as for `head_grid`.
-        metric: Which number of results: a name in their ``to_frame``. None: as for `head_grid`, if that is the same for
-            all of them; of bidirectional and causal models, name one.
+        values: By name, each (layer,), or as for `head_grid`.
+        metric: As for `head_grid`. None: the one of `head_grid`, if that is the same for all of them; of bidirectional
+            and causal models, name one.
         layers: The numbers of the layers of every line in its model; None: those of each result, otherwise from 0.
+        length: The number of positions of encodings.
+        relative_depth: Whether layers are placed from 0, the first, to 1, the last. None: if models differ in depth.
         ax: Where to draw; a new figure if None.
-        label: Label of the vertical axis; the name of the results' metric if empty.
+        label: Label of the vertical axis; the name of the metric if empty.
         title: Title of the axes.
 
     Returns:
@@ -221,8 +233,8 @@ def comparison(
     Raises:
         ImportError: Matplotlib is missing.
         TypeError: As for `head_grid`, or values that are not a dictionary.
-        ValueError: Neither one nor two axes, nothing to draw, another number of layers, a metric of numbers that are no
-            result, or results that would be drawn by different metrics.
+        ValueError: Neither one nor two axes, nothing to draw, another number of layers, an unknown metric, a metric of
+            numbers, what would be drawn by different metrics, or ``relative_depth`` of some of a model's layers.
 
     Examples:
         >>> import torch
@@ -235,20 +247,32 @@ def comparison(
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
     given = {f"values[{name!r}]": each for name, each in values.items()}
-    column, lines = _by_layer(given, metric, layers, (1, 2))
-    every_layer = sorted({layer for _, its_layers in lines for layer in its_layers})
+    column, lines = _by_layer(given, metric, layers, length, (1, 2))
+    depths = [depth for *_, depth in lines]
+    if relative_depth is None:
+        relative_depth = layers is None and None not in depths and len(set(depths)) > 1
+    if relative_depth and None in depths:
+        which = list(given)[depths.index(None)]
+        raise ValueError(f"relative_depth needs all layers, also of {which}, which has some; leave relative_depth out")
+    every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
     fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
     spread = 0.5 / len(lines)
-    for index, (name, (grid, its_layers), style) in enumerate(zip(values, lines, line_styles(), strict=False)):
+    for index, (name, (grid, its_layers, depth), style) in enumerate(zip(values, lines, line_styles(), strict=False)):
         place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
+        if relative_depth and depth is not None:
+            place = np.array(its_layers) / max(depth - 1, 1)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
         (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=as_label(name), zorder=3, **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
-    ax.set(xlabel="layer", ylabel=label or column, xlim=(-0.6, len(every_layer) - 0.4))
-    ax.set_xticks(*_ticks(every_layer, size_in_inches(ax)[0]))
+    ax.set(xlabel="layer", ylabel=label or column)
+    if relative_depth:
+        ax.set_xlabel("depth (0: first layer, 1: last layer)")
+    else:
+        ax.set_xlim(-0.6, len(every_layer) - 0.4)
+        ax.set_xticks(*_ticks(every_layer, size_in_inches(ax)[0]))
     return with_legend(fig, ax, new)
 
 
@@ -315,43 +339,78 @@ def trajectory(
 
 
 def _by_layer(
-    values: Mapping[str, Any], metric: str | None, layers: Sequence[int] | None, axes: Sequence[int]
-) -> tuple[str, list[tuple[np.ndarray, Sequence[int]]]]:
-    """Return what results are drawn by, the same for all, in words; and each by layer with the layers' numbers."""
-    column, frames = _column_and_frames(values, metric)
+    values: Mapping[str, Any], metric: str | None, layers: Sequence[int] | None, length: int, axes: Sequence[int]
+) -> tuple[str, list[tuple[np.ndarray, Sequence[int], int | None]]]:
+    """Return the metric of all values in words, and each by layer, with the layers' numbers and the model's depth.
+
+    The depth of a model of which some layers are missing is None.
+    """
+    values = {name: attention_of(each, length) for name, each in values.items()}
+    columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
+    if metric is None and len(set(columns.values())) > 1:
+        different = ", ".join(f"{column} of {name}" for name, column in columns.items())
+        advice = 'choose one for all, such as metric="adjusted_locality"'
+        raise ValueError(f"results would be drawn by different metrics: {different}; {advice}")
+    plain = [name for name in values if name not in columns]
+    if metric is not None and plain:
+        raise ValueError(f"metric={metric!r} is measured of attention, and {plain[0]} is numbers; leave metric out")
+    # results of some models have a number for each sample, of others for the mean alone
+    ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
+    columns = dict.fromkeys(columns, ends.pop()) if ends else columns
     found = []
     for name, each in values.items():
-        numbers = layers
-        if name in frames:
-            numbers = each.layers if layers is None else layers
-            each = frames[name][column].to_numpy().reshape(len(each.layers), -1)
-        grid = as_array(name, each)
+        grid = as_array(name, _measured(each, columns[name]) if name in columns else each)
+        if grid.ndim == 3 and name in columns:  # (layer, text, head)
+            grid = grid.mean(1)
+        if grid.ndim == 1 and name in columns:
+            grid = grid[None]
         if grid.ndim not in axes or not grid.size:
             wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
             raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
-        numbers = range(len(grid)) if numbers is None else numbers
+        numbers = getattr(each, "layers", range(len(grid))) if layers is None else layers
         if np.ndim(numbers) != 1 or len(numbers) != len(grid):
             given = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
             raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {given}")
-        found.append((grid, real_numbers("layers", numbers).tolist()))  # tensors have no label, and are all different
-    return column.replace("_", " "), found
+        listed = real_numbers("layers", numbers).tolist()  # tensors have no label, and are all different
+        every = sorted([*listed, *getattr(each, "other_layers", ())])
+        found.append((grid, listed, len(every) if every == [*range(len(every))] else None))
+    return next(iter(columns.values()), "").replace("_", " "), found
 
 
-def _column_and_frames(values: Mapping[str, Any], metric: str | None) -> tuple[str, dict[str, pd.DataFrame]]:
-    """Return the column that all results are drawn by, empty without results, and the frame of each result."""
-    frames = {name: each.to_frame() for name, each in values.items() if hasattr(each, "source")}
-    if metric is None:
-        columns = {frame.columns[2]: name for name, frame in frames.items()}  # after layer and head
-        if len(columns) > 1:
-            different = ", ".join(f"{column} of {name}" for column, name in columns.items())
-            raise ValueError(f"results would be drawn by different metrics: {different}; choose one for all, metric=")
-        return next(iter(columns), ""), frames
-    if plain := [name for name in values if name not in frames]:
-        raise ValueError(f"metric={metric!r} is read from results, and {plain[0]} is numbers; leave metric out")
-    # a metric that is not shown by default is measured
-    measured = metric.removesuffix("_of_mean")
-    frames = {n: f if metric in f else values[n].to_frame(metrics=[measured]) for n, f in frames.items()}
-    return metric if all(metric in frame for frame in frames.values()) else f"{metric}_of_mean", frames
+def _column(value: Any, metric: str | None) -> str | None:
+    """Return by which metric a value is drawn, a name in the frame of a result; None for numbers."""
+    if hasattr(value, "source"):
+        frame = value.to_frame()
+        if metric is None:
+            return str(frame.columns[2])  # after layer and head
+        # a metric that is not shown by default is measured, of the mean
+        return metric if metric in frame or metric in value.per_sample else f"{metric.removesuffix('_of_mean')}_of_mean"
+    if isinstance(value, Measurement):
+        return metric or "locality"
+    attention = unwrap(value)
+    first = attention[0] if isinstance(attention, list | tuple) and attention else attention
+    if len(getattr(first, "shape", ())) < 3:
+        return None
+    if metric is not None:
+        return metric
+    causal = np.shape(first)[-1] > 1 and not np.triu(as_array("attention", first), 1).any()
+    return "past_locality" if causal else "locality"
+
+
+def _measured(value: Any, column: str) -> Any:
+    """Return a metric of a value that has one, by layer and head."""
+    if hasattr(value, "source"):
+        frame = value.to_frame()
+        if column not in frame:
+            frame = value.to_frame(metrics=[column.removesuffix("_of_mean")])
+        return frame[column].to_numpy().reshape(len(value.layers), -1)
+    if isinstance(value, Measurement):
+        check_choice("metric", column, list(vars(value)))
+        return getattr(value, column)
+    from pelocality.metrics.tables import to_frame  # loads pandas
+
+    frame = to_frame(value, column)
+    return frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)
 
 
 def _ticks(numbers: Sequence[int], inches: float) -> tuple[range, list[str]]:

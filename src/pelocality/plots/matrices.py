@@ -10,7 +10,7 @@ import numpy as np
 from pelocality._checks import check_choice, count, number
 from pelocality.metrics import distance_profile
 from pelocality.metrics._inputs import unwrap
-from pelocality.plots._axes import as_array, draw_by_distance, draw_image, figure_and_axes
+from pelocality.plots._axes import as_array, attention_of, draw_by_distance, draw_image, figure_and_axes
 from pelocality.positions import Positions
 
 if TYPE_CHECKING:
@@ -72,21 +72,26 @@ def heatmap(
 
 
 def profiles(
-    attention: Attention | RelativeMeasurement | Mapping[str, Attention | RelativeMeasurement],
+    attention: Attention | RelativeMeasurement | Mapping[str, Any],
     *,
     positions: PositionsLike | None = None,
     ax: Axes | None = None,
     reach: float = 16,
+    length: int = 128,
+    scale: Literal["linear", "log"] = "linear",
     title: str = "",
 ) -> tuple[Figure, Axes]:
     """Draw the mean attention at each signed distance, with one line per model or encoding.
 
     Args:
-        attention: Matrices (..., n, n), or what `measure_relative` returned for an encoding too long for a matrix,
-            averaged over the leading axes; or a mapping of several by name.
+        attention: Matrices (..., n, n), a result, an encoding, or what `measure_relative` returned for an encoding too
+            long for a matrix, averaged over the leading axes; or a mapping of several by name.
         positions: As for `distance_profile`, for all of them. On a grid, distance has no sign.
         ax: Where to draw; a new figure if None.
-        reach: Largest distance drawn, in tokens or in the unit of the positions.
+        reach: Largest distance drawn, in tokens or in the unit of the positions. The label of the axis says how far
+            distances go if some are not drawn.
+        length: The number of positions of each encoding.
+        scale: ``"log"`` shows small attention, over at most six decades below the largest.
         title: Title of the axes.
 
     Returns:
@@ -94,20 +99,25 @@ def profiles(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: ``reach`` is not a number.
-        ValueError: Matrices that `distance_profile` refuses, nothing to draw, or ``reach`` not above 0.
+        TypeError: ``reach`` is not a number, or ``length`` not an integer.
+        ValueError: Matrices that `distance_profile` refuses, nothing to draw, ``reach`` not above 0, or an unknown
+            scale.
 
     Examples:
         >>> import torch
-        >>> fig, ax = profiles({"itself": torch.eye(8), "uniform": torch.full((8, 8), 1 / 8)})
+        >>> from pelocality.encodings import ALiBi
+        >>> fig, ax = profiles({"ALiBi": ALiBi(8), "uniform": torch.full((8, 8), 1 / 8)})
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
-        ['itself', 'uniform']
+        ['ALiBi', 'uniform']
     """
+    check_choice("scale", scale, ("linear", "log"))
     if number("reach", reach) <= 0:
         raise ValueError(f"reach must be above 0, got {reach}")
     lines = {}
     signed = {}
-    for name, matrices in _by_name(attention).items():
+    farthest = 0.0
+    named = {name: attention_of(each, length) for name, each in _by_name(attention).items()}
+    for name, matrices in named.items():
         found = getattr(matrices, "distance_profile", None)  # a RelativeMeasurement has one
         found = distance_profile(matrices, positions=positions) if found is None else found
         profile = as_array("attention", found)
@@ -117,15 +127,16 @@ def profiles(
         distance = np.arange(1 - n, n) if places is None else places.profile_distances.numpy()
         signed[name] = bool((distance < 0).any()) or places is None
         near = np.abs(distance) <= reach
+        farthest = max(farthest, float(np.abs(distance).max()))
         lines[name] = distance[near], profile[near]
     if len(set(signed.values())) > 1:
         plain = ", ".join(name for name, has_sign in signed.items() if not has_sign)
         raise ValueError(f"distance has no sign among the positions of {plain}, and one among the others'")
-    on_line = positions is None and all(
-        getattr(each, "positions", None) is None for each in _by_name(attention).values()
-    )
-    label = "distance, key - query (tokens)" if on_line else "distance, key - query"
-    fig, ax = draw_by_distance(ax, title, lines, label if all(signed.values()) else "distance", "mean attention")
+    on_line = positions is None and all(getattr(each, "positions", None) is None for each in named.values())
+    cut = f"to {reach:g} of {farthest:g}" if farthest > reach else ""
+    units = ", ".join(filter(None, ["tokens" if on_line else "", cut]))
+    label = ("distance, key - query" if all(signed.values()) else "distance") + (f" ({units})" if units else "")
+    fig, ax = draw_by_distance(ax, title, lines, label, "mean attention", scale)
     if all(signed.values()):
         ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     return fig, ax

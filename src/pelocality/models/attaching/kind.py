@@ -102,7 +102,8 @@ class Kind(ABC):
         numbers = requested_layers(layers, every if available is None else available, len(every), otherwise)
         encodings = [encoding] * len(numbers) if isinstance(encoding, Encoding) else encoding
         if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
-            raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {encoding!r}")
+            got = f"the class {encoding.__name__}; call it" if isinstance(encoding, type) else repr(encoding)
+            raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {got}")
         if len(encodings) != len(numbers):
             raise ValueError(
                 f"encoding must be one, or a list of {len(numbers)}, one per layer that does not share its weights, "
