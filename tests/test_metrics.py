@@ -592,3 +592,15 @@ def test_compiled_functions_have_the_values_and_gradients_of_metrics(metric):
         found, expected = compiled(logits), loss(logits)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (found, expected)))
+
+
+def test_measurements_are_shown_as_a_table_without_profiles():
+    found = measure(random_attention(2, 3, 8, 8))
+    assert len(repr(found).splitlines()) == 1 + 6
+    assert "<table" in found._repr_html_()
+    relative = measure_relative(torch.rand(4, 15))
+    assert list(relative.to_frame().columns)[:3] == ["axis 0", "locality", "symmetry"]
+    assert "sink_rate" in repr(relative)
+    assert "profile" not in repr(relative)
+    assert repr(measure(torch.eye(8))) == "Measurement(locality=1.0000, symmetry=1.0000, relative_asymmetry=0.0000)"
+    assert measure(torch.eye(8))._repr_html_() is None

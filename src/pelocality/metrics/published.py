@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from pelocality.metrics._tolerance import Tolerance
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_TABLE: dict[str, Any] = {"index": False, "float_format": "{:.3f}".format, "max_rows": 24}  # options of pandas
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Measurement:
     relative_asymmetry: Tensor
 
     def to_frame(self, axes: Sequence[str] | None = None) -> "pd.DataFrame":
-        """Return the numbers as a table: one row per matrix.
+        """Return the numbers as a table, which notebooks show too: one row per matrix.
 
         Args:
             axes: Names of the axes; None: "layer" and "head" where there are two, otherwise "axis 0" and so on.
@@ -41,8 +43,20 @@ class Measurement:
         """
         from pelocality.metrics.tables import axes_frame  # loads pandas
 
-        columns = {name: values.detach().cpu().double().flatten().numpy() for name, values in vars(self).items()}
-        return axes_frame(tuple(self.locality.shape), axes).assign(**columns)
+        shape = self.locality.shape  # monotonicity and profiles are no number per matrix
+        columns = {name: values for name, values in vars(self).items() if values.shape == shape}
+        numbers = {name: values.detach().cpu().double().flatten().numpy() for name, values in columns.items()}
+        return axes_frame(tuple(shape), axes).assign(**numbers)
+
+    def __repr__(self) -> str:
+        if not self.locality.ndim:
+            numbers = (f"{name}={value:.4f}" for name, value in vars(self).items() if not value.ndim)
+            return f"{type(self).__name__}({', '.join(numbers)})"
+        table: str = self.to_frame().to_string(**_TABLE)
+        return table
+
+    def _repr_html_(self) -> str | None:
+        return self.to_frame().to_html(border=0, **_TABLE) if self.locality.ndim else None
 
 
 def locality(
@@ -204,7 +218,7 @@ def measure(
     Examples:
         >>> import torch
         >>> measure(torch.full((8, 8), 1 / 8))
-        Measurement(locality=tensor(0.3127), symmetry=tensor(1.), relative_asymmetry=tensor(0.))
+        Measurement(locality=0.3127, symmetry=1.0000, relative_asymmetry=0.0000)
     """
     one_sided: list[bool] = []
 

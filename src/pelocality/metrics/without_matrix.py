@@ -35,7 +35,7 @@ _RANGE = 600.0
 _PART = 2**18
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RelativeMeasurement(Measurement):
     """Every metric of a relative encoding that does not need its matrix, as `measure_relative` returns them.
 
