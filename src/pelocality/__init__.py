@@ -1,4 +1,4 @@
-"""How local and how symmetric are a model's positional encodings, and what does that do to it?
+"""Measure and change the locality and the symmetry of positional encodings, in matrices and models.
 
 The packages, each name loaded on first use (``import pelocality`` alone loads neither torch nor transformers):
 
