@@ -1,18 +1,19 @@
 """Measure and change the locality and the symmetry of positional encodings, in matrices and models.
 
-The packages, each name loaded on first use (``import pelocality`` alone loads neither torch nor transformers):
+These are the packages. Each name is loaded on first use, so ``import pelocality`` alone loads neither torch nor
+transformers.
 
-- ``metrics``: numbers from a positional weight matrix, from encodings too long for one, and summed over batches.
+- ``metrics``: numbers from a matrix of positional weights, from encodings too long for a matrix, and over batches.
 - ``encodings``: the attenuated encoding, its inverse problem and baselines; attention layers that take any of them.
 - ``models``: what the positions of a Hugging Face model do, and encodings attached to it.
 - ``corpora``: sentences and trees, and the readers that make them from files.
-- ``probes``: sentences and pairs whose words were moved in a known way, and needles in a haystack, as datasets.
+- ``probes``: sentences and pairs whose words were moved by a known rule, and needles in a haystack, as datasets.
 - ``evaluation``: from a model and a probe to numbers with intervals; which heads follow which dependencies.
 - ``statistics``: the intervals and tests under evaluation.
-- ``plots``: figures of all of it.
-- ``reports``: one page of all that the library says of a model, and models side by side.
+- ``plots``: figures of matrices, models, encodings and results.
+- ``reports``: all measurements of a model on one page, and comparisons of models.
 
-The list of names itself is the stub beside this file, ``__init__.pyi``: one list for Python and for type checkers.
+The stub beside this file, ``__init__.pyi``, lists the names for Python and for type checkers.
 """
 
 import difflib

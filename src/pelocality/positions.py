@@ -30,39 +30,40 @@ class Pairs(NamedTuple):
 
 
 class Positions(Configurable):
-    """Coordinates of queries and keys, by which every metric measures distance.
+    """Coordinates of queries and keys, with which every metric measures distance.
 
         distance of i and j: |x_i - y_j|        opposite keys j and j' of query i: y_j + y_j' = 2 x_i
 
     with the coordinates x of queries and y of keys, and the Euclidean norm. On a line of tokens, x_i = y_i = i.
-    Positions are passed as ``positions=`` to a metric, an encoding or a `SequenceModel`; where positions are asked for,
-    an array of coordinates does as well.
+    Pass positions as ``positions=`` to a metric, an encoding or a `SequenceModel`. An array of coordinates is accepted
+    there as well.
 
     Args:
         keys: Coordinates of the keys, (n,) or (n, d): patches of an image, voxels, time stamps in seconds, the number
             of a token's sentence.
-        queries: Coordinates of the queries, (m,) or (m, d), where those are not the keys: the frames that a decoder
-            attends to, or the last tokens before a cache, ``queries=torch.arange(120, 128)`` of 128 keys.
-        before: The number of first tokens that have no place, such as a ViT's [CLS] and registers. Metrics leave them
-            out, as ``without_first`` does; encodings have a bias of 0 there.
-        sequence: The number of each key's sequence, (n,), where several are packed into one input: the distance of two
-            sequences is infinite. `packed` reads it from ``position_ids``.
-        ring: The width of a ring: distances are rounded to its multiples where attention is averaged by distance
-            (`distance_profile`, `window`, `half_life`, `monotonicity`). None: only equal distances are one ring.
+        queries: Coordinates of the queries, (m,) or (m, d), if the queries are not the keys. Examples are the steps of
+            a decoder that attends to frames, or the last tokens after a cache, ``queries=torch.arange(120, 128)`` of
+            128 keys.
+        before: The number of first tokens that have no place, such as a ViT's [CLS] and registers. Metrics leave these
+            tokens out, as ``without_first`` does, and encodings have a bias of 0 there.
+        sequence: The number of each key's sequence, (n,), if several sequences are packed into one input. The distance
+            between two sequences is infinite. `packed` reads this argument from ``position_ids``.
+        ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
+            `half_life`, `monotonicity`) round distances to multiples of this width. None: a ring has equal distances.
         tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
             coordinate, 0 for integers.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
-            a graph; infinite where nothing connects them. Such positions have neither directions nor opposite keys.
+            a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
 
     Raises:
         TypeError: Coordinates that are not real numbers.
-        ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, a
-            ring that is not above 0; or coordinates (n,) that count up from their first value again and again, as the
-            ``position_ids`` of packed sequences and the columns of a grid do: give `packed`, or coordinates (n, 1).
+        ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, or
+            a ring that is not above 0. Also coordinates (n,) that count up from their first value several times, such
+            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1).
 
     Note:
-        Keys at the same place, such as the tokens of one sentence, count together where opposite keys are compared, by
-        the mean of their weights.
+        Keys at the same place, such as the tokens of one sentence, count as one opposite key, with the mean of their
+        weights.
 
     Examples:
         >>> from pelocality.metrics import locality, symmetry
@@ -140,7 +141,7 @@ class Positions(Configurable):
 
     @classmethod
     def packed(cls, position_ids: Any) -> Self:
-        """Return the places of packed sequences: a sequence begins wherever a token's number does not grow by 1.
+        """Return the places of packed sequences. A sequence begins wherever a token's number does not grow by 1.
 
         Args:
             position_ids: The number of each token in its sequence, (n,) integers, such as 0, 1, 2, 0, 1.

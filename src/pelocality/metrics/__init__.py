@@ -1,10 +1,11 @@
-"""Numbers from a positional weight matrix: the published pair, and complementary metrics for what the pair cannot say.
+"""Numbers from a matrix of positional weights: the published pair, and complementary metrics.
 
-Every function takes attention (..., query, key) whose rows sum to 1 (a tensor, an array, the tuple of attentions a
-Hugging Face model returns, or a result of this library) and returns one number per matrix, (...), but for
-``distance_profile``, ``profile_asymmetry``, ``monotonicity`` and ``crop``. ``mask=`` leaves padding out, and
-``positions=`` says where queries and keys lie, if not one after the other on a line.
-Without an n x n matrix, ``measure_relative`` gives the same numbers for a relative encoding, and ``measure_absolute``
+A metric reads attention (..., query, key) whose rows sum to 1, and returns one number per matrix, (...). Attention may
+be a tensor, an array, the tuple of attentions that a Hugging Face model returns, or a result of this library. Four
+functions return more per matrix: ``distance_profile``, ``profile_asymmetry``, ``monotonicity`` and ``crop``. ``mask=``
+leaves padding out. ``positions=`` says where queries and keys lie, if not one after the other on a line.
+
+Without an n x n matrix, ``measure_relative`` returns the same numbers for a relative encoding, and ``measure_absolute``
 those of ``measure`` for a table of position embeddings. ``pelocality.metrics.accumulate`` sums over batches and
 processes.
 """

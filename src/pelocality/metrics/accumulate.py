@@ -51,9 +51,9 @@ class MeanOver(_Mean):
         TypeError: A metric that is not a function, such as its name.
 
     Note:
-        Every matrix counts equally, whether its text is long or short. Those whose value is NaN (such as symmetry of
-        fewer than three tokens) are left out of the mean. The mean of symmetries is not the symmetry of the mean
-        matrix, which is usually larger: for that, accumulate a `MeanAttention` and measure the matrix that it computes.
+        Every matrix counts equally, whether its text is long or short. A matrix whose value is NaN (such as symmetry of
+        fewer than three tokens) is left out of the mean. The mean of symmetries is not the symmetry of the mean matrix,
+        which is usually larger. To measure the mean matrix, accumulate a `MeanAttention`.
 
     Examples:
         >>> from pelocality.metrics import locality, relative_asymmetry
@@ -86,14 +86,14 @@ class MeanOver(_Mean):
         """Add the matrices of a batch.
 
         Args:
-            attention: (..., *shape, n, n), or what a model returns: the tuple of one (batch, head, n, n) per layer, or
-                the output that holds it. That counts as (batch, layer, head, n, n).
+            attention: (..., *shape, n, n), or what a model returns: a tuple with (batch, head, n, n) for each layer, or
+                the output that holds the tuple. The tuple counts as (batch, layer, head, n, n).
             mask: (batch, n), or as for `metrics.locality`; batch are the axes before ``shape``.
 
         Raises:
-            TypeError: As for the metric, or one that does not return a tensor, such as `metrics.measure`.
-            ValueError: As for the metric, or one that returns several numbers per matrix; the axes do not end with
-                ``shape``, or layers without a batch axis.
+            TypeError: As for the metric, or the metric does not return a tensor, such as `metrics.measure`.
+            ValueError: As for the metric, the metric returns several numbers per matrix, the axes do not end with
+                ``shape``, or layers have no batch axis.
         """
         values = self.metric(attention, mask=_place_mask(mask, attention, self.shape))
         if not isinstance(values, Tensor):

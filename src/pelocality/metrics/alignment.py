@@ -20,27 +20,27 @@ def diagonality(
 
         (C - D) / (C + D),  C = sum over i < i', j < j' of A_ij A_i'j',  D = sum over i < i', j > j' of A_ij A_i'j'
 
-    Goodman and Kruskal's gamma of the attention of two queries: C is the chance that a later query attends to a later
-    key (concordant), D that it attends to an earlier one. Used here for the monotonic alignments that speech
-    recognition and translation expect. Only the order counts, so an alignment whose speed changes is still monotone.
+    This is Goodman and Kruskal's gamma of the attention of two queries. C is the chance that a later query attends to a
+    later key (concordant), and D the chance that it attends to an earlier key. Speech recognition and translation
+    expect monotonic alignments. Only the order counts, so an alignment whose speed changes is still monotone.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`; queries need not be the keys.
-        positions: Coordinates of queries and keys that do not come in order, with one axis. None: those of a result, or
-            else each comes in its order.
-        mask: As for `locality`, where queries are the keys.
-        without_first: As for `locality`, where queries are the keys.
+        positions: Coordinates with one axis, if queries and keys are not in order. None: the positions of a result, or
+            else queries and keys are in order.
+        mask: As for `locality`, if queries are the keys.
+        without_first: As for `locality`, if queries are the keys.
 
     Returns:
-        (...): 1 for a monotone alignment, -1 for a reversed one, 0 where order does not matter (uniform attention); NaN
-        where no two queries differ in the key that they attend to.
+        (...): 1 for a monotone alignment, -1 for a reversed alignment, 0 if order does not matter (uniform attention).
+        NaN if all queries attend to the same key.
 
     Raises:
         TypeError: As for `locality`.
         ValueError: As for `locality`, or positions without directions or of packed sequences.
 
     Note:
-        Causal attention rises by its mask alone: causal uniform attention scores 0.52 at n = 64.
+        A causal mask alone raises the value: causal uniform attention scores 0.52 at n = 64.
 
     Examples:
         >>> frames, tokens = torch.arange(6), torch.tensor([0, 0, 1, 3, 3, 3])

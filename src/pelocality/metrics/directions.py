@@ -20,15 +20,15 @@ def relative_asymmetry(
 
         sum_ik |A[i,i-k] - A[i,i+k]| / sum_ik (A[i,i-k] + A[i,i+k]),  k = 1..min(i, n-1-i)
 
-    Ours, complementary to the published symmetry: continuous, so small noise has a small effect, and 1 for causal
-    attention. It measures how large the asymmetry is, which the published scaling hides.
+    This metric is ours. It complements the published symmetry: it is continuous, so small noise has a small effect, and
+    it is 1 for causal attention. It measures how large the asymmetry is, which the published scaling hides.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         positions: As for `symmetry`.
         mask: As for `locality`.
         without_first: As for `locality`.
-        rows: One value per query instead of one of all pairs together.
+        rows: Return one value per query instead of one value for all pairs.
 
     Returns:
         (...), or (..., n) for rows: 0 symmetric, 1 one-sided; 0 where the pairs hold no weight, also where there are
@@ -67,7 +67,7 @@ def direction_balance(
     without_first: int = 0,
     rows: bool = False,
 ) -> Tensor:
-    """Return to which side of the diagonal the attention leans.
+    """Return which side of the diagonal has more attention.
 
         (mass right of the diagonal - mass left of it) / mass off the diagonal
 
@@ -75,10 +75,10 @@ def direction_balance(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        positions: As for `locality`, of one coordinate, which says what lies left and right.
+        positions: As for `locality`, with one coordinate, which says what lies left and right.
         mask: As for `locality`.
         without_first: As for `locality`.
-        rows: One value per query instead of one of the whole matrix.
+        rows: Return one value per query instead of one value for the whole matrix.
 
     Returns:
         (...), or (..., n) for rows: -1 all weight in the past (causal), 0 balanced, 1 all in the future; 0 where
@@ -89,8 +89,8 @@ def direction_balance(
         ValueError: As for `locality`, or positions without directions.
 
     Note:
-        All keys count, also those without a counterpart on the other side, so the first rows lean right and the last
-        ones left even under uniform attention; over the whole matrix that cancels.
+        All keys count, also keys without a counterpart on the other side. So even under uniform attention, the first
+        rows have more weight on the right and the last rows on the left. Over the whole matrix this cancels.
 
     Examples:
         >>> import torch

@@ -47,22 +47,22 @@ def adjusted_locality(
 
         (Loc(A) - Loc(U)) / (1 - Loc(U)),  U uniform over the visible keys
 
-    Ours, corrected for chance like Cohen's kappa: comparable between lengths, and between causal and
-    bidirectional models.
+    This metric is ours. It is corrected for chance like Cohen's kappa, so values can be compared between lengths, and
+    between causal and bidirectional models.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         positions: As for `locality`.
         causal: Whether U sees only the past. None: each matrix without weight above its diagonal counts as causal.
-        visible: Which keys each query sees where that is neither all nor the past (a sliding window): boolean
-            (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the
-            ``.visible`` of a result (if that is None, every key is visible), otherwise see causal.
+        visible: Which keys each query sees, if these are neither all keys nor the past (a sliding window). Boolean
+            (n, n), or one for every matrix, with as many axes as the attention (size 1 repeats). None: the ``.visible``
+            of a result (if that is None, every key is visible), otherwise see causal.
         mask: As for `locality`.
         without_first: As for `locality`.
 
     Returns:
-        (...), at most 1: 1 for the identity, 0 for uniform attention at every n, below 0 where attention avoids its
-        own neighbourhood. Queries that see a single key do not count; NaN where all queries do.
+        (...), at most 1: 1 for the identity, 0 for uniform attention at every n, below 0 if tokens avoid their
+        neighbours. Queries that see a single key do not count. NaN if all queries see a single key.
 
     Raises:
         TypeError: As for `locality`, or visible is not boolean.
@@ -73,9 +73,9 @@ def adjusted_locality(
         UserWarning: Only some of the matrices count as causal.
 
     Note:
-        Causality is inferred from exact zeros, which weights too small for their dtype are as well: pass ``causal`` or
-        ``visible`` where it is known. Visible keys are not inferred from single zeros in the attention: pass
-        ``visible`` to distinguish a head that attends to one key among many from a head that sees only one key.
+        Causality is inferred from exact zeros. A weight that is too small for its dtype is zero as well, so pass
+        ``causal`` or ``visible`` if you know it. Visible keys are not inferred from single zeros. Pass ``visible`` to
+        distinguish a head that attends to one key among many from a head that sees only one key.
 
     Examples:
         >>> import torch
@@ -129,22 +129,22 @@ def past_locality(
     without_first: int = 0,
     rows: bool = False,
 ) -> Tensor:
-    """Return how near the past tokens are that a token attends to; for decoders.
+    """Return how near the earlier tokens are that a token attends to; for decoders.
 
         mean_i [ sum_{j<i} A_ij / 2^(i-j-1)  /  sum_{j<i} A_ij ]
 
-    Ours: the weight on the token itself and on the future is left out, so a perfect previous-token head, whose
-    published locality is 0.5, scores 1.
+    This metric is ours. The weight on the token itself and on the future is left out. A perfect previous-token head has
+    a published locality of 0.5, and scores 1 here.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        positions: As for `locality`, of one coordinate. Distances then count from the nearest key of the past.
+        positions: As for `locality`, with one coordinate. Distances then count from the nearest key of the past.
         mask: As for `locality`.
         without_first: As for `locality`.
         rows: One value per query; NaN for queries that attend to no earlier token, which the mean leaves out.
 
     Returns:
-        (...), or (..., n) for rows, between 0 and 1; NaN where no token attends to an earlier one.
+        (...), or (..., n) for rows, between 0 and 1; NaN if no token attends to an earlier token.
 
     Raises:
         TypeError: As for `locality`.
@@ -193,13 +193,14 @@ def distance_profile(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        positions: As for `locality`. The profile is then by the distances that occur, ``Positions.profile_distances``.
+        positions: As for `locality`. The profile then has a number for each distance that occurs,
+            ``Positions.profile_distances``.
         mask: As for `locality`; distances beyond the counting tokens are NaN.
         without_first: As for `locality`.
 
     Returns:
         (..., 2n-1), p(k) at index k + n - 1, the past first; each between 0 and 1. The mean is over the n - |k|
-        pairs of tokens at that distance, so far distances rest on few.
+        pairs of tokens at a distance, so the numbers of far distances are means of few pairs.
 
     Raises:
         TypeError: As for `locality`.
@@ -230,11 +231,11 @@ def profile_asymmetry(
 
         (p(k) - p(-k)) / (p(k) + p(-k)),  k = 1..n-1
 
-    Ours: at which distances the attention leans to one side; see `distance_profile` for p.
+    This metric is ours. It shows at which distances the attention prefers one side; see `distance_profile` for p.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        positions: As for `locality`, of one coordinate.
+        positions: As for `locality`, with one coordinate.
         mask: As for `locality`.
         without_first: As for `locality`.
 
@@ -332,7 +333,7 @@ def window(
         positions: As for `locality`; the result is in their unit.
         mask: As for `locality`.
         without_first: As for `locality`.
-        rows: One window per query instead of one that holds the share on average.
+        rows: Return one window per query instead of one that holds the share on average.
 
     Returns:
         (...), or (..., n) for rows: whole tokens from 0 (the diagonal suffices) to n - 1, as floats. Not
@@ -395,8 +396,8 @@ def half_life(
 
         -ln 2 / slope of log p(k) against |k|,  k >= 1
 
-    Ours: the slope is a least-squares fit weighted by p(k), so that the many far distances with hardly any weight have
-    little influence. Exact for an exponential profile.
+    This metric is ours. The slope is a least-squares fit weighted by p(k), so the many far distances with hardly any
+    weight have little influence. The half-life is exact for an exponential profile.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -406,16 +407,16 @@ def half_life(
         without_first: As for `locality`.
 
     Returns:
-        (...), in tokens, above 0; infinite where attention does not fall with distance, NaN where fewer than two
-        distances have weight.
+        (...), in tokens, above 0; infinite if attention does not fall with distance, NaN if fewer than two distances
+        have weight.
 
     Raises:
         TypeError: As for `locality`.
         ValueError: As for `locality`, or an unknown side.
 
     Note:
-        The softmax's normalisation differs between rows near the ends, so a bias of slope m gives ln 2 / m only
-        for n well beyond it.
+        The softmax normalises rows near the ends over fewer keys, so a bias of slope m gives ln 2 / m only for n much
+        larger than that.
 
     Examples:
         >>> import torch

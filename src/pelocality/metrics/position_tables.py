@@ -21,34 +21,34 @@ def position_weights(
     similarity: Similarity = "dot",
     temperature: float | None = None,
 ) -> Tensor:
-    """Turn a table of position embeddings into positional weights, one row-stochastic matrix per head.
+    """Return the positional weights of a table of position embeddings, one matrix per head.
 
         delta_ij = (p_i W_q)(p_j W_k)^T,    A = softmax_j(delta / temperature)
 
-    delta is the positional correlation of absolute encodings (Chen et al. 2023); without W_q and W_k the embeddings
-    are compared directly. With ``similarity="cosine"`` delta is the cosine of the two.
+    delta is the positional correlation of absolute encodings (Chen et al. 2023). Without W_q and W_k, the embeddings
+    are compared directly. With ``similarity="cosine"``, delta is the cosine of the two.
 
     Args:
         table: Position embeddings P, (n, d), or the module that holds them, such as
-            ``roberta.embeddings.position_embeddings``, whose rows that no token reads are left out: those of RoBERTa
-            up to its padding id, the first two of OPT and BART.
-        query: W_q, (d, d_head), or (heads, d, d_head). Of a ``torch.nn.Linear`` this is ``weight.T``.
-        key: W_k, of the same shape; both or neither.
+            ``roberta.embeddings.position_embeddings``. Rows of a module that no token reads are left out: in RoBERTa
+            the rows up to its padding id, and in OPT and BART the first two.
+        query: W_q, (d, d_head), or (heads, d, d_head). For a ``torch.nn.Linear``, give ``weight.T``.
+        key: W_k, of the same shape. Give both or neither.
         similarity: ``"dot"``, or ``"cosine"`` of the two projected embeddings.
         temperature: Divisor of the similarity. None: sqrt(d_head) for dot products, as attention does
             (sqrt(d) without projections), and 1 for cosines.
 
     Returns:
-        (n, n), or (heads, n, n); rows sum to 1; half precision comes back as float32.
+        (n, n), or (heads, n, n); rows sum to 1; half precision is returned as float32.
 
     Raises:
         TypeError: Not float tensors or arrays, or a temperature that is not a number.
-        ValueError: Shapes that do not fit, NaN or infinity, a row of zeros behind the first, as RoBERTa's padding has,
-            an unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
+        ValueError: Shapes that do not fit, NaN or infinity, a row of zeros after the first row (RoBERTa's padding), an
+            unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
 
     Note:
-        At temperature 1, cosines give no key more than e^2 times the weight of another, so even a strongly local
-        table gives nearly uniform weights at large n. Dot products keep the scale that the model learned.
+        At temperature 1, cosines give no key more than e^2 times the weight of another key. So even a strongly local
+        table has nearly uniform weights at large n. Dot products keep the scale that the model learned.
 
     Examples:
         >>> import torch

@@ -36,10 +36,10 @@ class Measurement:
         """Return the numbers as a table, which notebooks show too: one row per matrix.
 
         Args:
-            axes: Names of the axes; None: "layer" and "head" where there are two, otherwise "axis 0" and so on.
+            axes: Names of the axes; None: "layer" and "head" if there are two, otherwise "axis 0" and so on.
 
         Raises:
-            ValueError: Another number of names than of axes.
+            ValueError: The number of names is not the number of axes.
         """
         from pelocality.metrics.tables import axes_frame  # loads pandas
 
@@ -78,14 +78,15 @@ def locality(
         attention: Positional weights (..., query, key), rows sum to 1; or the tuple of attentions a model returns,
             or a result with an ``.attention``.
         positions: Where queries and keys lie, if not one after the other on a line: `Positions`, or coordinates (n,) or
-            (n, d), by which distance and opposite keys are measured. None: those of a result, or else a line.
-        mask: (*first axes, n), True or 1 where a token counts, as a tokenizer's ``attention_mask``, or additive (0
-            counts, -inf or at most -1000 does not); other tokens are left out and the rows renormalised. For
-            (batch, head, n, n), or a tuple of them, give (batch, n) or (batch, 1, 1, n); for (batch, layer, head, n, n)
-            give (batch, 1, n), for (layer, batch, head, n, n) give (1, batch, n).
+            (n, d). Distance and opposite keys are measured with them. None: the positions of a result, or else a line.
+        mask: (*first axes, n), such as a tokenizer's ``attention_mask``: True or 1 where a token counts. A mask may
+            also be additive: a token counts at 0, and does not count at -inf or at most -1000. Other tokens are left
+            out, and rows are renormalised. For (batch, head, n, n), or a tuple of such tensors, give (batch, n) or
+            (batch, 1, 1, n). For (batch, layer, head, n, n) give (batch, 1, n). For (layer, batch, head, n, n) give
+            (1, batch, n).
         without_first: Leave out this many first tokens of each sequence, as queries and as keys, and renormalise the
-            rest: 1 for the attention among all tokens but an attention sink at the first one.
-        rows: One value per query instead of their mean.
+            other weights. Give 1 to leave out an attention sink at the first token.
+        rows: Return one value per query instead of the mean.
 
     Returns:
         (...), or (..., n) for rows, between 0 and 1; differentiable, on the same device, half precision as float32.
@@ -130,19 +131,21 @@ def symmetry(
         v_ik = (d_ik - min_k d_ik) / (max_k d_ik - min_k d_ik), 0 where the row is constant
         Sym(A) = 1 - mean of all v_ik
 
-    as published (Chen et al. 2023) and in the released code. A row counts as constant where its range of d is at most
-    max(10 eps64, rtol * s), s the largest weight among its pairs: rounding, not asymmetry.
+    as published (Chen et al. 2023) and in the released code. A row counts as constant if its range of d is at most
+    max(10 eps64, rtol * s), where s is the largest weight among its pairs. Such differences are rounding, not
+    asymmetry.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
         positions: As for `locality`. Pairs are then of keys that are point reflections of each other through the query.
-        rtol: Relative range up to which a row counts as constant. None: 8 eps + 1024 eps min(1, ln(s / l)), l the
-            smallest weight among its pairs and eps that of the dtype (in the second term at most float32's), which
-            covers the rounding of a softmax and of its logits; in half precision, also converted to another dtype, the
-            first term is 2 eps. 0: the released code in float64.
+        rtol: Relative range up to which a row counts as constant. None: 8 eps + 1024 eps min(1, ln(s / l)), where l is
+            the smallest weight among its pairs, and eps is that of the dtype (in the second term at most that of
+            float32). This covers the rounding of a softmax and of its logits. For half precision, also if it was
+            converted to another dtype, the first term is 2 eps. 0: the released code in float64.
         mask: As for `locality`.
         without_first: As for `locality`.
-        rows: One value per query, 1 - mean_k v_ik, NaN for the first and the last, instead of the pooled mean.
+        rows: Return one value per query, 1 - mean_k v_ik, instead of the pooled mean. The first and the last query have
+            NaN.
 
     Returns:
         (...), or (..., n) for rows, between 0 and 1; NaN for fewer than three positions, which have no pairs.
@@ -156,10 +159,10 @@ def symmetry(
             causal uniform attention scores 1.
 
     Note:
-        The scaling within each row hides how large an asymmetry is: a perfect previous-token head scores 0.94 at
-        n = 64, and the slightest tilt of a symmetric matrix lowers it from 1 to a value that depends on n and the decay
-        (logits -0.05 k^2 tilted by one millionth of k: 0.72 at n = 64, 0.92 at n = 256). Report `relative_asymmetry`
-        with it. The symmetry of a mean is not the mean of symmetries.
+        The scaling within each row hides how large an asymmetry is. A perfect previous-token head scores 0.94 at n =
+        64. The slightest tilt of a symmetric matrix lowers the value from 1 to a number that depends on n and the
+        decay: if logits -0.05 k^2 are tilted by one millionth of k, to 0.72 at n = 64 and 0.92 at n = 256. Report
+        `relative_asymmetry` with the symmetry. The symmetry of a mean is not the mean of symmetries.
 
     Examples:
         >>> import torch
@@ -196,7 +199,7 @@ def measure(
 ) -> Measurement:
     """Measure locality, symmetry and relative asymmetry in a single pass.
 
-    The same numbers as `locality`, `symmetry` and `relative_asymmetry`, in less than half the time of the three calls.
+    The numbers are those of `locality`, `symmetry` and `relative_asymmetry`, in less than half the time of three calls.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.

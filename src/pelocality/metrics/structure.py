@@ -33,8 +33,8 @@ def toeplitz_share(
 
         1 - sum_ij (A_ij - p(j-i))^2 / sum_ij (A_ij - mean A)^2,  p the mean of each diagonal
 
-    Ours: the share of variance that the diagonals explain. Only visible keys count (in a matrix without weight above
-    the diagonal, the lower half), because hidden zeros would be explained trivially.
+    This metric is ours: the share of variance that the diagonals explain. Only visible keys count, because hidden zeros
+    would be explained trivially. In a matrix without weight above the diagonal, these are the lower half.
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
@@ -97,7 +97,7 @@ def monotonicity(
     mask: Mask | None = None,
     without_first: int = 0,
 ) -> Tensor:
-    """Return how often attention does not grow from one token to the next one further away, on either side.
+    """Return how often attention does not grow from one token to its neighbour further away, on either side.
 
         past:   share of (i, k) with A[i, i-k] >= A[i, i-k-1]
         future: share of (i, k) with A[i, i+k] >= A[i, i+k+1],  k >= 0
@@ -185,8 +185,8 @@ def entropy(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`; queries need not be the keys.
-        positions: As for `locality`. Only which keys are visible depends on them: those of packed sequences, or of
-            other queries than keys.
+        positions: As for `locality`. They only decide which keys are visible, in packed sequences or if the queries are
+            not the keys.
         causal: Whether query i sees only its i + 1 first keys (s_i = i + 1) or all (s_i = n). None: each matrix
             without weight above its diagonal counts as causal.
         visible: As for `adjusted_locality`.
@@ -195,8 +195,8 @@ def entropy(
         rows: One value per query; NaN for a query with one visible key, which the mean leaves out.
 
     Returns:
-        (...), or (..., n) for rows: 0 all on one key, 1 uniform over the visible ones, beyond it by as much
-        as a row sums to more than 1 (bfloat16: up to 1.01); NaN for a single position.
+        (...), or (..., n) for rows: 0 if all attention is on one key, 1 if it is uniform over the visible keys. If a
+        row sums to more than 1, the value may exceed 1 (bfloat16: up to 1.01). NaN for a single position.
 
     Raises:
         TypeError: As for `adjusted_locality`.
@@ -206,7 +206,7 @@ def entropy(
         UserWarning: Only some of the matrices count as causal.
 
     Note:
-        The true slope at a weight of 0 is infinite; the gradient there is set to 0, so that it stays finite for masked
+        The true slope at a weight of 0 is infinite. The gradient is set to 0 there, so that it stays finite for masked
         keys.
 
     Examples:
@@ -257,11 +257,12 @@ def sink_rate(
 
         mean_{i >= s} sum_{j < s} A_ij,  s = sinks
 
-    A head with a large rate has an attention sink (Xiao et al. 2023, Gu et al. 2024); `crop(A, sinks)` is the rest of
-    its attention, renormalised. The rows of the sinks do not count: in a causal model the first one sees only itself.
+    A head with a large rate has an attention sink (Xiao et al. 2023, Gu et al. 2024). `crop(A, sinks)` is its other
+    attention, renormalised. The rows of the sinks do not count, because the first token of a causal model sees only
+    itself.
 
     Args:
-        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`. Of queries that are not the
+        attention: Positional weights (..., query, key), rows sum to 1, as for `locality`. If the queries are not the
             keys, (..., m, n), all rows count.
         sinks: How many first keys count as sinks, 1 to n.
         mask: As for `locality`; the first counting token is the first sink.
@@ -269,7 +270,7 @@ def sink_rate(
         rows: One value per query, NaN for the sinks.
 
     Returns:
-        (...), or (..., n) for rows, between 0 and 1; NaN where every token is a sink.
+        (...), or (..., n) for rows, between 0 and 1; NaN if every token is a sink.
 
     Raises:
         TypeError: As for `locality`.
@@ -299,8 +300,8 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
 
         A'_ij = A_ij / sum_{start <= j' < stop} A_ij'     for start <= i, j < stop
 
-    This leaves special tokens or attention sinks out: ``locality(crop(A, 1))`` is the locality among all tokens
-    but the first, however much attention the first one received.
+    This leaves special tokens or attention sinks out. For example, ``locality(crop(A, 1))`` is the locality among all
+    tokens except the first, however much attention the first token received.
 
     Args:
         attention: (..., n, n), rows sum to 1, as for `locality`.
@@ -308,8 +309,9 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
         stop: End of the tokens kept, exclusive; may be negative, as in a slice.
 
     Returns:
-        (..., stop - start, stop - start), rows sum to 1; half precision comes back as float32. (`symmetry` then has the
-        tolerance of float32: with its own ``mask=`` or ``without_first=`` it keeps that of the input.)
+        (..., stop - start, stop - start), rows sum to 1; half precision is returned as float32. `symmetry` of the
+        result then has the tolerance of float32. Give `symmetry` its arguments ``mask=`` or ``without_first=`` instead,
+        and it keeps the tolerance of the input.
 
     Raises:
         TypeError: As for `locality`, or an end that is not an integer.

@@ -25,19 +25,19 @@ def to_frame(
     """Return metrics of any attention as a table.
 
     Args:
-        attention: (..., n, n), or the tuple of attentions a model returns, as for `locality`. A result of
-            ``positional_attention`` has a ``to_frame`` of its own, with intervals.
+        attention: (..., n, n), or the tuple of attentions a model returns, as for `locality`. Results of
+            ``positional_attention`` have a method ``to_frame``, with intervals.
         metrics: The name of a metric or several names, or functions of attention by column name.
         axes: Names of the leading axes. None: "layer" and "head" of (layer, head, n, n), otherwise "axis 0" and so on.
-        **options: Further arguments for every metric that takes them, such as ``mask=`` or ``positions=``.
+        **options: Further arguments for every metric that accepts them, such as ``mask=`` or ``positions=``.
 
     Returns:
         One row per matrix: the numbers of the matrix along the axes, then its metrics. Half precision as float32.
 
     Raises:
-        TypeError: As for `locality`, or an option that no metric takes.
-        ValueError: As for the metrics, an unknown metric, one that is not one number per matrix, or another number of
-            names than of axes.
+        TypeError: As for `locality`, or an option that no metric accepts.
+        ValueError: As for the metrics, an unknown metric, a metric that does not return one number per matrix, or a
+            number of names that is not the number of axes.
 
     Examples:
         >>> import torch

@@ -90,13 +90,13 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
 
         A_ij = softmax_j b[j - i],  j = 0..n-1
 
-    The same values as those of the metrics on A, to rounding, without the matrix: sums over keys are cumulative sums
-    over distance, and sums over queries are cumulative sums of 1 / normaliser.
+    The values are those of the metrics on A, up to rounding, without the matrix. Sums over keys become cumulative sums
+    over distance, and sums over queries cumulative sums of 1 / normaliser.
 
     Args:
-        bias: b[k] for k = -(n-1)..n-1, the past first, (..., 2n - 1), as ``encoding.relative(n)`` gives. -inf where
-            a distance is masked: a causal bias is -inf at every k > 0.
-        rtol: As for `symmetry`; None: that of the bias's dtype.
+        bias: b[k] for k = -(n-1)..n-1, the past first, (..., 2n - 1), as ``encoding.relative(n)`` returns. A masked
+            distance is -inf. A causal bias is -inf at every k > 0.
+        rtol: As for `symmetry`. None: the tolerance of the bias's dtype.
 
     Returns:
         A frozen result with ``.locality``, ``.symmetry``, ``.relative_asymmetry`` and the complementary metrics of
@@ -108,11 +108,11 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
             a bias that grows with distance beyond the range of float64.
 
     Warns:
-        UserWarning: A bias is one-sided (causal): its symmetry is meaningless, its relative asymmetry is 1.
+        UserWarning: A bias is one-sided (causal). Its symmetry is meaningless, and its relative asymmetry is 1.
 
     Note:
-        ``bias[..., s:-s]`` has the values of the metrics with ``without_first=s``. An n x n matrix of biases, as an
-        encoding returns it when called, cannot be recognised at odd n: its rows are read as n heads.
+        ``bias[..., s:-s]`` has the values of the metrics with ``without_first=s``. Do not pass the n x n matrix that an
+        encoding returns when called. At odd n this is not detected, and the rows are read as n heads.
 
     Examples:
         >>> import torch

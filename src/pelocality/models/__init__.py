@@ -1,16 +1,16 @@
 """Models: what their positions do, and encodings attached to them.
 
-``SequenceModel`` is the model that every function here works on. A transformers model that reads token ids is passed as
-it is; a ``SequenceModel`` says of any other module what it reads.
+Pass a transformers model that reads token ids directly. For any other module, a ``SequenceModel`` says what the module
+reads.
 
-Measured:
+These functions and classes measure a model:
 
 - ``positional_attention``: the attention of one repeated word, averaged over words.
 - ``text_average``: the mean attention over texts, and how much of each head's attention position explains.
 - ``AttentionFunction``: any function from token ids to attention, as a model.
 - ``positional_logits``: the position-only logits, exact or of the mean content of texts, at any length.
 - ``rotary_bands``: which frequencies of its rotations each head uses on text.
-- ``head_classes``: what each head is: previous token, induction, sink, positional or symbolic, with controls.
+- ``head_classes``: what each head does: previous token, induction, sink, positional or symbolic, with controls.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
 - ``reflection_gap``: whether a model can distinguish a sequence from its reversal.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.
