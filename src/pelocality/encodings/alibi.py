@@ -14,9 +14,9 @@ class ALiBi(RelativeEncoding):
 
         bias_ij = -m_h |i - j|,  m_h = 2^(-8 h / H),  h = 1..H
 
-    Press, Smith and Lewis (ICLR 2022), whose models have ``causal=True``; without it the bias is symmetric, as in
-    encoders. If H is not a power of two, the slopes of the next smaller power come first, then every other slope of
-    the next larger one, as in the authors' code and in BLOOM.
+    The encoding is that of Press, Smith and Lewis (ICLR 2022). Their models have ``causal=True``. Without it, the bias
+    is symmetric, as in encoders. If H is not a power of two, the slopes of the next smaller power come first, then
+    every other slope of the next larger power, as in the authors' code and in BLOOM.
 
     Args:
         heads: H.

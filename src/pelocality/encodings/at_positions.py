@@ -56,23 +56,23 @@ class _PlacedEncoding(Encoding):
 
 
 class PositionedEncoding(_PlacedEncoding):
-    """Any encoding of distance, at positions that are no line, such as ALiBi over the patches of an image.
+    """Any encoding of distance, on a grid, in time or in a graph, such as ALiBi over the patches of an image.
 
         bias_ij = f(x_j - x_i)  with one coordinate,  f(|x_i - x_j|)  with several
 
-    where f is the bias of the encoding at a distance (`RelativeEncoding.at`). Tokens at an infinite distance, such as
-    those of another packed sequence, are hidden. First tokens without a place, such as [CLS], have a bias of 0, as
+    where f is the bias of the encoding at a distance (`RelativeEncoding.at`). Tokens at an infinite distance are
+    hidden, such as tokens of another packed sequence. First tokens without a place, such as [CLS], have a bias of 0, as
     queries and as keys.
 
     Args:
         encoding: An encoding whose bias is a function of distance. With several coordinates it must be symmetric.
-        positions: `Positions`, or coordinates (n,) or (n, d), of all tokens: the input has one length, so a decoder
-            cannot generate with it.
+        positions: `Positions`, or coordinates (n,) or (n, d), of all tokens. The input then has one length, so a
+            decoder cannot generate with this encoding.
 
     Raises:
-        TypeError: The encoding is no `RelativeEncoding`, or depends on more than distance.
-        ValueError: Positions of queries that are not the keys; an encoding that is not symmetric, or a
-            `DistanceTable` or `T5Buckets` at distances that are no whole numbers (give ``Positions(..., ring=1)``).
+        TypeError: The encoding is not a `RelativeEncoding`, or depends on more than distance.
+        ValueError: Positions of queries that are not the keys; an encoding that is not symmetric; or a
+            `DistanceTable` or `T5Buckets` at distances that are not whole numbers (give ``Positions(..., ring=1)``).
 
     Examples:
         >>> from pelocality.encodings import ALiBi
@@ -120,12 +120,12 @@ def _signed_distances(positions: Positions) -> Tensor:
 
 
 class DisplacementTable(_PlacedEncoding):
-    """A bias with one free number per displacement: `DistanceTable` for positions that are no line.
+    """A bias with one free number per displacement: a `DistanceTable` for grids.
 
         bias_ij = t[x_j - x_i]
 
-    As the relative position bias of Swin (Liu et al. 2021), which has a number for every vector from patch to patch:
-    (2 height - 1)(2 width - 1) on a grid. Positions that are distances have a number per distance.
+    The relative position bias of Swin (Liu et al. 2021) is such a table. It has a number for every vector from patch to
+    patch: (2 height - 1)(2 width - 1) on a grid. Positions that are given as distances have a number per distance.
 
     Args:
         heads: H.

@@ -32,18 +32,18 @@ def biased_attention(
 
         softmax(scale Q K^T + bias) V
 
-    Use it in place of that function, with an encoding instead of a float ``attn_mask``. For long sequences without a
-    mask on a CPU, a Toeplitz bias that is not trained is a view of its 2n - 1 numbers: no n x n tensor is built.
-    Otherwise this calls that function with the bias as its mask.
+    Use this function in the place of PyTorch's, with an encoding instead of a float ``attn_mask``. For long sequences
+    without a mask on a CPU, a Toeplitz bias that is not trained is a view of its 2n - 1 numbers, and no n x n tensor is
+    built. In all other cases, PyTorch's function gets the bias as its mask.
 
     Args:
         query: Q, (batch, heads, q, d).
         key: K, (batch, heads, k, d), k >= q; the last query is at the position of the last key.
         value: V, (batch, heads, k, d_v).
-        encoding: An encoding with the same number of heads, or with one head that all share.
-        mask: (batch or 1, heads or 1, q or 1, k) of booleans, True where a query sees a key; None: it sees all that
-            the encoding does not mask.
-        dropout_p: Probability of dropping an attention weight; applied always, so pass 0 in evaluation.
+        encoding: An encoding with the same number of heads, or with one head that all heads share.
+        mask: (batch or 1, heads or 1, q or 1, k) of booleans, True where a query sees a key. None: a query sees all
+            keys that the encoding does not mask.
+        dropout_p: Probability of dropping an attention weight. Dropout is always applied, so pass 0 in evaluation.
         scale: Factor of the scores; None: 1 / sqrt(d).
         enable_gqa: Whether keys and values may have fewer heads, each of which serves a group of query heads.
 

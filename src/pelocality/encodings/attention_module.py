@@ -23,22 +23,22 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         concat:    [P V ; softmax(Q K^T / sqrt(d_head)) V],                       W_o from 2d to d
         sequence:  self-attention without bias over X' = P X W_p,                 W_o
 
-    with the encoding's ``bias`` and weights ``P`` of each head, Q = X W_q and so on: the three modes of the code of
-    Chen et al. (2023). It is called as ``nn.MultiheadAttention(batch_first=True)`` is, has its parameter names (its
-    ``state_dict`` loads in add mode with ``strict=False``), and can replace it in
-    ``nn.TransformerEncoderLayer(batch_first=True)``.
+    with the encoding's ``bias`` and weights ``P`` of each head, Q = X W_q and so on. These are the three modes of the
+    code of Chen et al. (2023). The layer has the interface and the parameter names of
+    ``nn.MultiheadAttention(batch_first=True)``, and can replace it in ``nn.TransformerEncoderLayer(batch_first=True)``.
+    In add mode, the ``state_dict`` of ``nn.MultiheadAttention`` loads with ``strict=False``.
 
     Warning:
-        Do not use it in an ``nn.TransformerEncoderLayer`` without ``batch_first=True``, which is not the default: that
-        layer stores the flag only in the attention module that is replaced, so attention would run over the batch
-        dimension, without an error unless the shape of a mask does not fit.
+        In an ``nn.TransformerEncoderLayer``, always give ``batch_first=True``, which is not the default. The layer
+        stores this flag only in the attention module that is replaced. Without the flag, attention would run over the
+        batch dimension, without an error unless the shape of a mask does not fit.
 
     Args:
         embed_dim: d.
         num_heads: H; d_head = d / H.
-        encoding: An encoding with H heads, or with one that all share; None: no encoding. A causal one makes the layer
-            causal. It is not copied, so that layers given the same encoding share its parameters; but with a device or
-            a dtype the layer uses a copy, moved there.
+        encoding: An encoding with H heads, or with one head that all heads share; None: no encoding. A causal encoding
+            makes the layer causal. The encoding is not copied, so layers with the same encoding share its parameters.
+            With a device or a dtype, the layer uses a copy on that device and in that dtype.
         mode: How content and encoding are combined.
         dropout: Probability of dropping an attention weight in training; P has no dropout.
         bias: Whether the projections have a bias.
@@ -114,19 +114,19 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             key: The same tensor as query, or None.
             value: The same tensor as query, or None.
             key_padding_mask: (batch, n) or (n,), True where a token is padding, as in ``nn.MultiheadAttention`` (the
-                opposite of a tokenizer's ``attention_mask``); or floats, which are added to the logits, where -1000 or
-                below (-1e4, ``finfo.min``) hides a key as True does.
+            opposite of a tokenizer's ``attention_mask``). Floats are added to the logits. A float of -1000 or below
+            (-1e4, ``finfo.min``) hides a key as True does.
             need_weights: Whether to return the attention. Without it SDPA computes the output, which is faster.
             attn_mask: (n, n) or (batch * num_heads, n, n), True where a query does not see a key; or floats, as
-                above. P has no logits to add floats to: a float mask only hides keys from it.
+            above. P has no logits, so a float mask only hides keys from P.
             average_attn_weights: Whether the attention is averaged over heads.
             is_causal: Whether later keys are hidden. Unlike ``nn.MultiheadAttention``, this needs no attn_mask.
 
         Returns:
             The output, of the shape of query, and the attention before dropout, (batch, n, n), averaged, or
             (batch, heads, n, n), or None. Concat mode has 2H heads, first those of P and then those of content. In
-            sequence mode attention is over X'. Rows sum to 1, but are 0 if fully masked: then the output is the bias of
-            the output projection.
+        sequence mode, attention is over X'. Rows sum to 1. A fully masked row is 0, and its output is the bias of the
+        output projection.
 
         Raises:
             TypeError: The query is not a tensor, or a mask is not a tensor of booleans or floats.

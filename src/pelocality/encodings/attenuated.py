@@ -26,12 +26,12 @@ class AttenuatedEncoding(RelativeEncoding):
         e_ij = exp(-s w (i - j)^2)  j >= i
         delta_ij = e_ij / sum_j e_ij,  over the visible keys of query i
 
-    the Attenuated Encoding of Chen, Varoquaux and Suchanek (Findings of EMNLP 2023); `weights` is delta. The sum leaves
-    out padding, which it includes in the authors' code.
+    This is the Attenuated Encoding of Chen, Varoquaux and Suchanek (Findings of EMNLP 2023). `weights` returns delta.
+    The sum leaves out padding, while the authors' code includes padding.
 
-    There are two forms of the bias. ``"weights"``, the published one, is delta itself: a number between 0 and 1, and
-    so a weak bias. ``"logits"``, ours, is log e, whose softmax is delta. Attention with equal content logits, at
-    n = 512, w = 0.5, s = 1:
+    There are two forms of the bias. The published form, ``"weights"``, is delta itself: a number between 0 and 1, and
+    so a weak bias. Our form, ``"logits"``, is log e, whose softmax is delta. The table is for attention with equal
+    content logits, at n = 512, w = 0.5, s = 1:
 
     | | locality | largest weight / smallest weight, query in the middle |
     |---|---|---|
@@ -43,8 +43,8 @@ class AttenuatedEncoding(RelativeEncoding):
     Args:
         heads: H. An encoding with one head can serve a layer with several.
         decay: The paper's w, above 0, a number or one per head: larger is more local.
-        symmetry: The paper's s, above 0, a number or one per head: 1 is symmetric, below 1 leans right (to the
-            future), above 1 leans left.
+        symmetry: The paper's s, above 0, a number or one per head. 1 is symmetric, below 1 the future gets more weight,
+            above 1 the past.
         form: Form of the bias.
         learnable: True: decay and symmetry are learned, one each per head. Or the names of the learned arguments, from
             ``"decay"``, ``"symmetry"`` and ``"scale"``. The first two are learned as logarithms (``log_decay``,
@@ -58,9 +58,9 @@ class AttenuatedEncoding(RelativeEncoding):
             ``causal``, a symmetry other than 1: it would change only the masked future.
 
     Note:
-        The symmetry metric of the paper is not monotone in s: report `direction_balance` too, and use `from_targets` to
+        The symmetry metric of the paper is not monotone in s. Report `direction_balance` too, and use `from_targets` to
         get a given locality and balance. Exclude ``log_decay`` and ``log_symmetry`` from weight decay, which pulls
-        both arguments to 1. In the weights form, `relative` is log e, not the bias: see `interior_bias`.
+        both arguments to 1. In the weights form, `relative` is log e, not the bias; see `interior_bias`.
 
     Examples:
         >>> AttenuatedEncoding(decay=0.5, symmetry=0.2).weights(3)
@@ -209,8 +209,8 @@ class AttenuatedEncoding(RelativeEncoding):
     def score_modification(self, query_length: int, key_length: int | None = None) -> ScoreModification:
         """Return the ``score_mod`` of FlexAttention, as `RelativeEncoding.score_modification` describes.
 
-        The form ``"weights"`` is normalised over all ``key_length`` keys, padding included: give it texts of one
-        length, or take ``form="logits"``.
+        The form ``"weights"`` is normalised over all ``key_length`` keys, padding included. Use texts of one length, or
+        ``form="logits"``.
         """
         if self.form == "logits":
             return super().score_modification(query_length, key_length)
@@ -248,10 +248,10 @@ class AttenuatedEncoding(RelativeEncoding):
 
         Args:
             locality: `locality` of ``weights(length)``, a number or one per head.
-            direction_balance: `direction_balance` of the same: 0 symmetric, below 0 leans left, above 0 leans right;
-                a number or one per head. Leave it out for a causal encoding.
-            length: Number of positions; the targets hold for this length only.
-            heads: H; with several targets, as many as those. None: as many as targets.
+            direction_balance: `direction_balance` of ``weights(length)``, a number or one per head: 0 is symmetric,
+                below 0 has more weight on the left, above 0 on the right. Leave it out for a causal encoding.
+            length: Number of positions. The targets hold for this length only.
+            heads: H; with several targets, the number of targets. None: the number of targets.
             form: As for the class; both forms have the same delta.
             learnable: As for the class.
             scale: As for the class; in the logits form the decay is divided by it.

@@ -22,12 +22,12 @@ class Encoding(Configurable, nn.Module, ABC):
 
         attention = softmax(q k^T / sqrt(d) + bias)
 
-    A subclass implements `bias`, which is built at every call, with gradients; only what attention adds is cached, for
-    this library's encodings without parameters. Positions and constants are float32 or wider, whatever the model's
-    precision; only the finished bias is cast.
+    A subclass implements `bias`. Each call builds the bias anew, with gradients. Attention caches the bias of this
+    library's encodings without parameters. Positions and constants are float32 or wider, whatever the model's
+    precision. Only the finished bias is cast.
 
     Args:
-        heads: H. An encoding with one head can serve a layer with several, which then share it.
+        heads: H. An encoding with one head can serve a layer with several heads, which then share it.
         causal: Whether keys after the query are masked with -inf.
 
     Note:

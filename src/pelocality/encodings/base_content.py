@@ -13,7 +13,7 @@ class ContentEncoding(Encoding):
     """Base class of encodings that need the queries and keys: rotations, and positions that depend on content.
 
     A subclass implements `attention_inputs`. There is no bias and no positional attention without content, so the
-    methods of `Encoding` that return these are refused.
+    methods of `Encoding` that return these raise an error.
 
     Args:
         heads: As for `Encoding`.

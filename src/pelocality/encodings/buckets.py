@@ -19,8 +19,8 @@ class T5Buckets(RelativeEncoding):
 
     Args:
         heads: H.
-        buckets: Number of buckets; if not causal, of both sides together, the past and the token itself first.
-        max_distance: Distance from which on all are in the last bucket.
+        buckets: Number of buckets. If not causal, this number is for both sides, the past and the token itself first.
+        max_distance: All distances from this one on are in the last bucket.
         causal: Whether the future gets -inf, and the past uses all buckets.
 
     Attributes:

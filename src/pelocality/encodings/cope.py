@@ -15,9 +15,10 @@ class CoPE(ContentEncoding):
 
         g_ij = sigmoid(s q_i k_j),  p_ij = sum_{t=j..i} g_it,  logits = s q_i k_j + q_i e[p_ij]
 
-    with s the scale of attention, and e learned vectors of whole positions, between which q e is interpolated
-    (Golovneva et al., 2024, arXiv 2405.18719). The gates are those of the paper's code, from scaled logits; its
-    equation 3 leaves the scale out. Positions beyond the last vector count as the last. Always causal.
+    with s the scale of attention, and e learned vectors of whole positions (Golovneva et al., 2024, arXiv 2405.18719).
+    Between whole positions, q e is interpolated. The gates are those of the paper's code, from scaled logits, while
+    equation 3 of the paper leaves the scale out. Positions beyond the last vector count as the last. The encoding is
+    always causal.
 
     Args:
         dim: d_head, the size of queries and keys.
@@ -29,8 +30,8 @@ class CoPE(ContentEncoding):
         ValueError: A size below 1.
 
     Note:
-        The vectors start at zero, where attention has no positions but its causality. Gates are (batch, heads, q, k):
-        memory grows with the square of the length.
+        The vectors start at zero. Attention then has no positions except its causal mask. Gates are
+        (batch, heads, q, k), so memory grows with the square of the length.
 
     Examples:
         >>> from pelocality.encodings import biased_attention

@@ -17,10 +17,10 @@ from pelocality.metrics._masks import past_only
 class DistanceTable(RelativeEncoding):
     """A bias with one free number per distance.
 
-        bias_ij = t_|i-j|,  or t_(j-i) where the table is signed
+        bias_ij = t_|i-j|,  or t_(j-i) if the table is signed
 
-    The unsigned table is the learnable variant in the code of Chen et al. (2023), also with ``shared``. It is always
-    symmetric, so it cannot show whether a model learns symmetry; the signed one, ours, can.
+    The unsigned table is the learnable variant in the code of Chen et al. (2023), also with ``shared``. An unsigned
+    table is always symmetric, so it cannot show whether a model learns symmetry. A signed table, which is ours, can.
 
     Args:
         heads: H.
@@ -33,7 +33,7 @@ class DistanceTable(RelativeEncoding):
 
     Attributes:
         values: The numbers, initially 0: (heads or 1, length), nearest first, or (heads or 1, 2 length - 1) for
-            k = -(length - 1)..length - 1 where signed.
+            k = -(length - 1)..length - 1 if signed.
 
     Raises:
         TypeError: An argument of the wrong type.
@@ -123,22 +123,23 @@ class DistanceTable(RelativeEncoding):
 
             v(k) = ln sum_i A[i,i+k] - ln sum_i A[i,i],  over the queries i that see a key at distance k,
 
-        less its mean over k, with A the attention without its first and last tokens, rows renormalised. This is the
-        logarithm of the `distance_profile` relative to the attention that the same queries pay to themselves, whatever
-        number of keys they see: of a relative encoding it is the bias.
+        minus its mean over k, where A is the attention without its first and last tokens, with rows renormalised. This
+        is the logarithm of the `distance_profile`, relative to the attention of the same queries to themselves. It does
+        not depend on the number of keys that a query sees. For a relative encoding, this is the bias.
 
         Args:
             attention: Positional weights (layer, head, n, n), such as the result of `positional_attention`, which
-                holds the visible keys. Of a tensor, the keys that get attention from any head are visible.
-            cut: How many tokens to leave out at each end, whose positions models treat apart.
+                holds the visible keys. In a tensor, the keys that get attention from any head count as visible.
+            cut: How many tokens to leave out at each end, because models treat the first and last positions
+                differently.
             learnable: As for the class.
-            causal: As for the class. None: whether no query attends to a later key, and no result says that all keys
+            causal: As for the class. None: True if no query attends to a later key, and no result says that all keys
                 are visible.
 
         Returns:
-            One table per layer, in the model's order of layers, as `attach` takes them, on the device of the attention
-            and in float32 whatever its dtype, signed (unsigned if causal), of length n - 2 cut. Larger distances have
-            the number of the largest one measured. Where attention is 0, as outside of a sliding window, the number is
+            One table per layer, in the model's order of layers, as `attach` accepts them. Tables are on the device of
+            the attention, in float32, signed (unsigned if causal), and of length n - 2 cut. Larger distances have the
+            number of the largest distance measured. If attention is 0, as outside of a sliding window, the number is
             the logarithm of the smallest float.
 
         Raises:
@@ -147,9 +148,9 @@ class DistanceTable(RelativeEncoding):
                 ``causal=True``.
 
         Note:
-            Identical words show the positions; the mean attention on text is dominated by content. Far distances rest
-            on few pairs of tokens, so measure a length of some tokens more than the distances that matter. Where layers
-            share their weights (ALBERT's), `attach` takes one table per group: choose one.
+            Measure identical words, which show positions. In the mean attention on text, content dominates. Numbers of
+            far distances come from few pairs of tokens, so measure a length of some tokens more than you need. If
+            layers share their weights (ALBERT), `attach` accepts one table per group: choose one of the layers.
 
         Examples:
             >>> from pelocality.encodings import ALiBi
@@ -193,13 +194,14 @@ class DistanceTable(RelativeEncoding):
 
             v'(k) = a (v(k) + v(-k)) / 2 + b (v(k) - v(-k)) / 2 - c |k|
 
-        An intervention on trained positions: ``antisymmetric=0`` makes them symmetric, -1 reverses them, and both
-        factors together make them flatter or more local.
+        Use this to change trained positions. ``antisymmetric=0`` makes the table symmetric, and -1 reverses it. If both
+        factors are smaller or larger than 1, the table becomes flatter or more local.
 
         Args:
             symmetric: a, a number or one per head of the table.
-            antisymmetric: b, likewise; without effect on an unsigned table, which has no antisymmetric part.
-            decay: c, in nats per token, likewise, as ALiBi's slope; below 0 flatter.
+            antisymmetric: b, a number or one per head. It has no effect on an unsigned table, which has no
+                antisymmetric part.
+            decay: c, a number or one per head, in nats per token, like ALiBi's slope; below 0 the table is flatter.
 
         Returns:
             A new table of the same length; with the defaults the same numbers.
@@ -210,7 +212,7 @@ class DistanceTable(RelativeEncoding):
                 that the result is.
 
         Note:
-            The decay ends with the table, as all distances beyond have its last number: `resize` it first.
+            The decay ends with the table, because all larger distances have its last number. Use `resize` first.
 
         Examples:
             >>> table = DistanceTable(length=2, signed=True, learnable=False)

@@ -15,8 +15,8 @@ class NoEncoding(RelativeEncoding):
 
         bias_ij = 0
 
-    The control of every comparison. With ``causal=True`` it is the decoder without positional encoding of Haviv et al.
-    (2022), which still learns positions from the number of visible keys.
+    Use this encoding as a control. With ``causal=True``, a model is the decoder without positional encoding of Haviv et
+    al. (2022), which still learns positions from the number of visible keys.
 
     Args:
         heads: H.
@@ -39,7 +39,7 @@ class NoEncoding(RelativeEncoding):
 class FixedWindow(RelativeEncoding):
     """Equal attention to all keys within a window, and none beyond.
 
-        bias_ij = 0 where |i - j| <= width, else -inf
+        bias_ij = 0 if |i - j| <= width, else -inf
 
     The sliding window of Beltagy et al. (Longformer, 2020), without its global tokens.
 
@@ -74,8 +74,8 @@ class SinusoidalEncoding(RelativeEncoding):
         P[i, 2f] = sin(i w_f),  P[i, 2f+1] = cos(i w_f),  w_f = base^(-2f/d)
         bias_ij = p_i p_j^T / sqrt(d) = sum_f cos((i - j) w_f) / sqrt(d)
 
-    Vaswani et al. (2017). The product of two rows is a symmetric function of their distance: the positional logits of
-    a model whose W_q and W_k are the identity.
+    The table is that of Vaswani et al. (2017). The product of two rows is a symmetric function of their distance. These
+    are the positional logits of a model whose W_q and W_k are the identity.
 
     Args:
         heads: H, all equal.

@@ -16,9 +16,9 @@ class KERPLE(RelativeEncoding):
         log:    bias_ij = -r_1 ln(1 + r_2 |i - j|),  r_1, r_2 > 0
         power:  bias_ij = -r_1 |i - j|^r_2,          r_1 > 0, 0 < r_2 < 2
 
-    Chi, Fan, Ramadge and Rudnicky (NeurIPS 2022), whose models have ``causal=True``. The bounds make the kernel
-    conditionally positive definite; they hold because ln r_1, ln r_2 and, for power, ln(r_2 / (2 - r_2)) are learned
-    (the authors clamp instead).
+    The encoding is that of Chi, Fan, Ramadge and Rudnicky (NeurIPS 2022). Their models have ``causal=True``. The bounds
+    make the kernel conditionally positive definite. The bounds hold because ln r_1, ln r_2 and, for power,
+    ln(r_2 / (2 - r_2)) are learned; the authors clamp instead.
 
     Args:
         heads: H.

@@ -26,12 +26,12 @@ class RotaryEncoding(ContentEncoding):
 
         q_i k_j = sum_f Re[conj(q_if) k_jf e^(-i w_f (i - j))],  w_f = base^(-2f/dim),  f = 0..dim/2 - 1
 
-    RoPE (Su et al., 2021). A pair of dimensions, its band, is one complex number q_f; its wavelength is 2 pi / w_f
-    tokens. The frequencies w are free: `scaled` multiplies all angles, `without` stops bands, `rebased` changes the
-    base; each returns a new encoding. ``attach(model, encoding)`` puts the frequencies into a rotary model.
+    This is RoPE (Su et al., 2021). A pair of dimensions, a *band*, is one complex number q_f with a wavelength of
+    2 pi / w_f tokens. The frequencies w are free. `scaled` multiplies all angles, `without` stops bands, and `rebased`
+    changes the base; each returns a new encoding. ``attach(model, encoding)`` puts the frequencies into a rotary model.
 
     Args:
-        dim: The number of dimensions that are rotated, even; further ones of queries and keys are left as they are
+        dim: The number of dimensions that are rotated, even. Further dimensions of queries and keys do not change
             (partial rotary).
         heads: H. An encoding with one head can serve a layer with several. In a model, heads that share keys share
             their rotation, and H is the number of heads of keys.
@@ -48,13 +48,13 @@ class RotaryEncoding(ContentEncoding):
 
     Raises:
         TypeError: An argument of the wrong type.
-        ValueError: An odd number of dimensions, an unknown scaling or one without what it needs, or frequencies that
-            are not finite or of the wrong shape.
+        ValueError: An odd number of dimensions, an unknown or incomplete scaling, or frequencies that are not finite or
+            of the wrong shape.
 
     Note:
-        There is no positional attention without queries and keys: `kernel` gives the logits by distance of a query and
-        a key, which ``measure_relative`` measures. A frequency of 0 is a band without position. Learned frequencies
-        lose their precision in half precision: keep them in float32.
+        There is no positional attention without queries and keys. `kernel` returns the logits by distance of a query
+        and a key, which ``measure_relative`` measures. A frequency of 0 is a band without position. Keep learned
+        frequencies in float32, because half precision is not exact enough for them.
 
     Examples:
         >>> rope = RotaryEncoding(dim=4, base=100.0)
@@ -99,16 +99,16 @@ class RotaryEncoding(ContentEncoding):
 
         Args:
             model: The model, with or without a head.
-            layer_type: The type of the layers, where types differ in their rotation, such as "full_attention".
+            layer_type: The type of the layers, if types differ in their rotation, such as "full_attention".
 
         Returns:
-            An encoding with the model's frequencies and its attention scaling. The pairs of dimensions are not looked
-            for: where a model pairs adjacent ones (GLM, Cohere), `kernel` needs another ``interleaved``.
+            An encoding with the model's frequencies and its attention scaling. The model's pairs of dimensions are not
+            read. If a model pairs adjacent dimensions (GLM, Cohere), `kernel` needs another ``interleaved``.
 
         Raises:
             TypeError: The model is not a module.
-            ValueError: A model without rotations, with several that differ and no ``layer_type``, or with frequencies
-                that depend on the length of the input (dynamic NTK, LongRoPE).
+            ValueError: A model without rotations, with several different rotations but no ``layer_type``, or with
+                frequencies that depend on the length of the input (dynamic NTK, LongRoPE).
         """
         every = rotations_of(model)
         found = every if layer_type is None else [each for each in every if each.layer_type == layer_type]
@@ -126,7 +126,7 @@ class RotaryEncoding(ContentEncoding):
 
     @property
     def frequencies(self) -> Tensor:
-        """The frequencies w in radians per token, (1, dim / 2), or (heads, dim / 2) where heads differ."""
+        """The frequencies w in radians per token, (1, dim / 2), or (heads, dim / 2) if heads differ."""
         stored: Tensor = self.free_frequencies if self.learnable else self.get_buffer("fixed_frequencies")
         return stored.to(self.working_dtype)
 
@@ -136,7 +136,7 @@ class RotaryEncoding(ContentEncoding):
         return 2 * math.pi / self.frequencies.abs()
 
     def scaled(self, factor: PerHead) -> Self:
-        """Return the encoding with all angles multiplied: below 1 attention is less local, above 1 more.
+        """Return the encoding with all angles multiplied. Below 1 attention is less local, above 1 more local.
 
         Args:
             factor: A number, or one per head; 0.5 is position interpolation to twice the length (Chen et al., 2023,
@@ -149,7 +149,8 @@ class RotaryEncoding(ContentEncoding):
         """Return the encoding with another base: w_f (base' / base)^(-2f/dim), base'^(-2f/dim) without a scaling.
 
         Args:
-            base: The new base, above 0. A larger one makes the slow bands slower and leaves the fastest as it is.
+            base: The new base, above 0. A larger base makes the slow bands slower, and does not change the fastest
+                band.
         """
         new = per_head("base", base, 1).item()
         f = torch.arange(self.dim // 2, device=self.device, dtype=self.working_dtype)
@@ -168,7 +169,7 @@ class RotaryEncoding(ContentEncoding):
             bands: Further bands by index, f = 0..dim/2 - 1.
 
         Raises:
-            ValueError: A share outside 0 to 1, or one too small for a single band; a band that is not there.
+            ValueError: A share outside 0 to 1, a share that is too small for a single band, or an unknown band.
         """
         half = self.dim // 2
         chosen = {self._band(each) for each in ([] if bands is None else torch.as_tensor(bands).flatten().tolist())}
