@@ -1,4 +1,4 @@
-"""Any function from token ids to attention as a model: another framework, recorded attention, an own kernel."""
+"""Any function from token ids to attention as a model: another framework, recorded attention, a custom kernel."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,18 +16,18 @@ from pelocality.models.sequence_model import SequenceModel
 class AttentionFunction(SequenceModel):
     """A function from token ids to attention, as a model that can be measured.
 
-    ``positional_attention``, ``text_average`` and ``dependency_accuracy`` take an `AttentionFunction` in the place of a
-    model. A function that is an ``nn.Module`` is run in evaluation mode, without gradients; call ``.eval()`` on modules
-    that a function uses: a function that is random is refused. A module that computes its attention by torch needs no
-    function: pass ``SequenceModel(module, vocabulary_size=...)``.
+    Pass an `AttentionFunction` to ``positional_attention``, ``text_average`` or ``dependency_accuracy`` in the place of
+    a model. If the function is an ``nn.Module``, it is run in evaluation mode, without gradients. Call ``.eval()`` on
+    other modules that the function uses, because a random function raises an error. If torch computes the attention of
+    a module, no function is needed: pass ``SequenceModel(module, vocabulary_size=...)``.
 
     Args:
-        function: Takes token ids (batch, n), on its own device if it is a module, and returns attention
-            (batch, head, n, n) layer by layer, as tensors or arrays; rows sum to 1, and a key to which no head gives
-            any weight counts as hidden from its query. An attention mask is not passed on: texts of a batch must have
-            one length; of strings that differ in length take ``batch_size=1``.
+        function: Reads token ids (batch, n), on its own device if it is a module. Returns attention (batch, head, n, n)
+            layer by layer, as tensors or arrays, whose rows sum to 1. A key to which no head gives any weight counts as
+            hidden from its query. The function gets no attention mask, so texts of a batch must have one length. If
+            strings differ in length, use ``batch_size=1``.
         vocabulary_size: Ids are 0 to this number - 1.
-        name: What results call it.
+        name: The name in results.
 
     Raises:
         TypeError: The function cannot be called, or the vocabulary size is not an integer.

@@ -30,7 +30,7 @@ class Attachment:
 
     Attributes:
         model: The model that was given to `attach`.
-        encodings: The attached copies, one per attention module in the order they run; train these.
+        encodings: The attached copies, one per attention module in the order in which these run. Train these copies.
         position_embeddings: Whether the model's position embeddings are disabled: ``"disable"`` or ``"keep"``.
     """
 
@@ -90,46 +90,48 @@ def attach(
 
     $$\mathrm{attention} = \mathrm{softmax}(\mathrm{logits} + \mathrm{bias})$$
 
-    with the encoding's bias for the number of queries and keys in the call. The model is changed in place, the encoding
-    is copied. Padding and causal masks still apply, and are passed to encodings that normalise over keys: a sentence
-    gives the same output with and without padding, a prefix the same with and without the tokens after it.
+    with the encoding's bias for the number of queries and keys in the call. The model is changed in place, and the
+    encoding is copied. Padding and causal masks still apply, and encodings that normalise over keys get them. So a
+    sentence has the same output with and without padding, and a prefix has the same output with and without the tokens
+    after it.
 
     Args:
-        model: A transformers model, with or without a task head; or any module, with ``example_inputs``. Of an
-            encoder-decoder model the encoder is changed; pass ``model.get_decoder()`` to change the decoder. In a
-            hybrid the attention layers are changed, in a model of images and text the language model.
-        encoding: One encoding, copied for every layer, or a list of one per layer. Layers that share their weights
-            (ALBERT's) share their encoding, so there the list has one per group. An encoding of one head serves all
-            heads. A `RotaryEncoding` takes the place of the rotation of a rotary model, or rotates the queries and keys
-            of a model that has projections for them; a rotation adds no bias.
-        position_embeddings: ``"disable"``: the model's position embeddings have no effect, so that only the encoding
-            gives the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the
-            encoding is added to them.
-        prove: Whether to run the model on a few tokens first, as it is and with trial encodings, and to refuse it
-            unless: a bias of zero changes no output; any other enters the logits of every attention layer exactly; what
-            was hidden, padding or the future, stays hidden; with positions disabled and all masks opened, the order of
-            tokens makes no difference (in a hybrid, to its attention layers); after removal the outputs are those
-            before. False for a model that cannot be run here, such as one sharded over processes.
-        example_inputs: For a module that is no transformers model of token ids: a batch that it reads (a tensor, a
-            tuple or a dict), on which its attention is found and the bias is proved.
+        model: A transformers model, with or without a task head; or any module, with ``example_inputs``. In an
+            encoder-decoder model, the encoder is changed; pass ``model.get_decoder()`` to change the decoder. In a
+            hybrid, the attention layers are changed, and in a model of images and text, the language model.
+        encoding: One encoding, copied for every layer, or a list with one encoding per layer. Layers that share their
+            weights (ALBERT) share their encoding, so the list has one encoding per group. An encoding with one head
+            serves all heads. A `RotaryEncoding` replaces the rotation of a rotary model, or rotates the queries and
+            keys of a model that has projections for them. A rotation adds no bias.
+        position_embeddings: ``"disable"``: the model's position embeddings have no effect. Then only the encoding gives
+            the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the encoding is
+            added to the position embeddings.
+        prove: Whether to run the model on a few tokens first, as it is and with trial encodings. If one of these checks
+            fails, there is an error: a bias of zero changes no output; any other bias enters the logits of every
+            attention layer exactly; hidden keys (padding or the future) stay hidden; with positions disabled and all
+            masks opened, the order of tokens has no effect (in a hybrid, on its attention layers); after removal the
+            outputs are those before. Give False for a model that cannot be run here, such as a model sharded over
+            processes.
+        example_inputs: For any module except a transformers model of token ids: a batch that the module reads (a
+            tensor, a tuple or a dict). `attach` finds the attention on this batch, and proves the bias on it.
         layers: The layers that get the encoding, by their number in the order in which they run; by default all.
         disable: For such a module: the names of its parts or parameters that hold positions, such as ``["pos_embed"]``.
-            They give zeros while the encoding is attached.
+            They return zeros while the encoding is attached.
 
     Returns:
-        The handle, whose ``.remove()`` undoes everything, and so does leaving it as a context manager.
+        The handle. Its ``.remove()`` undoes everything. As a context manager, the handle undoes everything on leaving.
 
     Raises:
-        TypeError: ``model`` is not a module, or is no transformers model and there are no ``example_inputs``;
+        TypeError: ``model`` is not a module, or it is not a transformers model and there are no ``example_inputs``;
             ``encoding`` is not an encoding, or it could not be saved.
-        ValueError: A model for which a check failed, or to which the bias cannot be added exactly, an attention
-            implementation other than ``"eager"`` and ``"sdpa"``, weights on the meta device, a wrong number of heads or
-            layers, a symmetry for a causal model, a model with adapters of peft, or with an encoding already attached.
+        ValueError: A model for which a check failed, or to which the bias cannot be added exactly; an attention
+            implementation other than ``"eager"`` and ``"sdpa"``; weights on the meta device; a wrong number of heads or
+            layers; a symmetry for a causal model; a model with adapters of peft, or with an encoding already attached.
 
     Note:
-        A sliding window or a causal mask is not a position embedding and remains when positions are disabled, though
-        the output depends on the order of tokens through it. Under ``"sdpa"`` a call that asks for attention weights is
-        refused, because that kernel does not return them. Under ``DistributedDataParallel`` pass
+        A sliding window or a causal mask is not a position embedding. It remains when positions are disabled, and the
+        output depends on the order of tokens through it. Under ``"sdpa"``, a call that asks for attention weights
+        raises an error, because that kernel does not return weights. Under ``DistributedDataParallel``, pass
         ``find_unused_parameters=True`` when positions are disabled, because their weights are unused. Compiled models
         of this process are compiled again.
 
@@ -207,7 +209,7 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
         model: The model that was given to `attach`, a copy of it, or the `SequenceModel` of either.
 
     Returns:
-        The handle, or None where nothing is attached.
+        The handle, or None if nothing is attached.
 
     Raises:
         TypeError: ``model`` is not a module.

@@ -30,17 +30,17 @@ _LOCK = threading.Lock()
 def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTrainedModel:
     """Load a model that was saved with an encoding attached, and attach it again.
 
-    ``model.save_pretrained(path)`` saves everything: the encodings are submodules, so their numbers are in the same
-    safetensors files as the weights, each with its configuration as JSON. The model classes of transformers refuse to
-    load the folder, because they would leave the encodings out, also if only a part of the model was given to `attach`.
+    ``model.save_pretrained(path)`` saves everything. The encodings are submodules, so their numbers are in the same
+    safetensors files as the weights, each with its configuration as JSON. The model classes of transformers would leave
+    the encodings out, so they raise an error for the folder, also if `attach` got only a part of the model.
 
     Args:
         path: The folder, or the name of a repository on the Hugging Face hub.
         model_class: The class to load, e.g. ``AutoModelForSequenceClassification`` to fine-tune a pre-trained model;
             None: the class that was saved.
         **options: For ``from_pretrained`` of that class, e.g. ``num_labels``, ``revision``, ``variant``, ``subfolder``
-            or ``attn_implementation`` (by default that of the time of attaching). The encodings are read from the
-            files that these options choose.
+            or ``attn_implementation`` (by default that of the model when the encoding was attached). The encodings are
+            read from the files that these options choose.
 
     Returns:
         The model in evaluation mode, with exactly the saved weights; `attached` returns its handle. In an
@@ -49,9 +49,9 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     Raises:
         TypeError: ``model_class`` is not a model class of transformers.
         FileNotFoundError: There is no such folder or repository, or it cannot be reached.
-        ValueError: The weights hold no encoding, or an incomplete one; its type is not known; a file is damaged; the
-            model class does not fit the model, or has no attention module for the encoding; the folder holds an
-            adapter of peft without its model.
+        ValueError: The weights hold no encoding, an incomplete encoding, or an encoding of unknown type; a file is
+            damaged; the model class does not fit the model, or has no attention module for the encoding; the folder
+            holds an adapter of peft without its model.
 
     Examples:
         >>> import tempfile

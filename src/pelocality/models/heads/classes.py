@@ -27,7 +27,7 @@ class HeadClasses:
 
     Attributes:
         scores: By name, (layer, head) each.
-        per_sample: Those that are means over texts or random sequences, of each of them, (sample, layer, head).
+        per_sample: Scores that are means over texts or random sequences, for each sample, (sample, layer, head).
         position_share: Share of position in the hidden states, (depth + 1,): those that each layer reads, and the
             output. NaN if the model returns none.
         effective_rank: Effective rank of their means at each position, (depth + 1,).
@@ -47,10 +47,10 @@ class HeadClasses:
     def classes(self, threshold: float = 0.4) -> list[list[str]]:
         """Return the class of each head, by layer.
 
-        A head is of the class with the largest score: its mean attention to the previous, the same or the next token,
-        to another distance (offset), or to duplicate and induction targets, less the control. If that is below the
-        threshold, a head with as much attention to sinks is a sink, as heads rest there when they find nothing; all
-        others are "other".
+        A head has the class with the largest score. Scores are its mean attention to the previous, the same or the next
+        token, to another distance (offset), or to duplicate and induction targets minus the control. If the largest
+        score is below the threshold, a head whose attention to sinks reaches the threshold is a sink, because heads
+        that find nothing attend to sinks. All other heads are "other".
 
         Args:
             threshold: The smallest score of a class; a convention.
@@ -85,9 +85,9 @@ class HeadClasses:
         """Return the numbers as a table.
 
         Args:
-            by: "head" for a row per layer and head, with their scores and class; "layer" for a row per layer, with the
-                number of its heads of each class, and the position share and effective rank of the states that it
-                reads; the last row is the output of the last layer.
+            by: "head" for a row per layer and head, with their scores and class. "layer" for a row per layer, with the
+                number of heads of each class, and the position share and effective rank of the states that the layer
+                reads. The last row is then the output of the last layer.
 
         Raises:
             ValueError: Another ``by``.
@@ -125,53 +125,56 @@ def head_classes(
     seed: int = 0,
     progress: bool = True,
 ) -> HeadClasses:
-    r"""Return what each head is: scores for the classes of heads that the field uses, each with a control.
+    r"""Return what each head does: scores for the usual classes of heads, each with a control.
 
-    Of attention $A_{ij}$ on texts, over queries and keys that are tokens of the text, without the first token as key:
+    These scores measure attention $A_{ij}$ on texts. Queries and keys are tokens of the text, without the first token
+    as key:
 
     - ``previous``, ``self``, ``next``: the mean of $A_{i,i-1}$, $A_{ii}$, $A_{i,i+1}$ (Clark et al., 2019; Voita et
       al., 2019). ``offset`` is the distance $k = j - i$ of the largest mean, up to half of ``length`` away, and
       ``offset_weight`` that mean.
-    - ``sink``: what queries give to the first token, to special tokens and to learned sinks (Xiao et al., 2023; Clark
-      et al., 2019, for [SEP]).
-    - ``positional`` and ``symbolic``: does attention stay at its place, or follow the tokens, when the tokens before a
-      query (and behind it, if the model is not causal) are permuted? With $a_j$ the attention of that query before,
-      $a'_j$ after, and $\pi(j)$ the new place of token $j$, they are the correlations over keys of $a'_j$ and of
-      $a'_{\pi(j)}$ with $a_j$, in sums over texts: 1 if all of it does, about 0 if none does, NaN for uniform
-      attention. Both are 1 for no other attention, the exclusion of Urrutia et al. (2025), who define both behaviours
-      by the invariance of logits when the vectors that reach a head are permuted. Here tokens are permuted before the
-      first layer, so any model can be measured, and a head above reads what the layers below make of the new order; and
-      attention is compared, not logits. The query is the last token of a causal model, otherwise the middle one. The
-      first and special tokens keep their places and do not count.
+    - ``sink``: the attention to the first token, to special tokens and to learned sinks (Xiao et al., 2023; Clark et
+      al., 2019, for [SEP]).
+    - ``positional`` and ``symbolic``: does attention stay at its place, or follow the tokens, when the tokens around a
+      query are permuted? (In a causal model, only the tokens before the query are permuted.) Let $a_j$ be the attention
+      of that query before, $a'_j$ after, and $\pi(j)$ the new place of token $j$. The scores are the correlations over
+      keys of $a'_j$ and of $a'_{\pi(j)}$ with $a_j$, in sums over texts. A score is 1 if all attention does so, about 0
+      if none does, and NaN for uniform attention. The query is the last token of a causal model, otherwise the middle
+      token. The first and special tokens keep their places and do not count.
 
-    Of random tokens $r_1 \ldots r_h\, r_1 \ldots r_h$, from the second half without its first token, which may repeat a
-    sink:
+      Urrutia et al. (2025) define both behaviours by the invariance of logits when the vectors that reach a head are
+      permuted. As in their definition, only uniform attention has both behaviours in full. Two things differ here.
+      Tokens are permuted before the first layer, so any model can be measured, and a head reads what the layers below
+      make of the new order. And attention is compared, not logits.
+
+    These scores measure random tokens $r_1 \ldots r_h\, r_1 \ldots r_h$. Queries are the tokens of the second half
+    without its first token, which may repeat a sink:
 
     - ``duplicate``: the mean attention to the same token, $A_{i,i-h}$ (Elhage et al., 2021; Wang et al., 2022).
-    - ``induction``: to the token that came after it, $A_{i,i-h+1}$ (Olsson et al., 2022).
-    - ``duplicate_control``, ``induction_control``: the same distances where the second half is of other tokens: what a
-      head gives to a distance alone.
+    - ``induction``: the mean attention to the token after it, $A_{i,i-h+1}$ (Olsson et al., 2022).
+    - ``duplicate_control``, ``induction_control``: the attention at the same distances if the second half has other
+      tokens. This is what a head gives to a distance alone.
 
-    Of the weights of known families, with $M = W_q W_k^\top$ of a head, biases and rotations aside (Saponati et al.,
-    2025, who take that of all heads of a layer together):
+    These scores measure the weights of known families, with $M = W_q W_k^\top$ of a head, without biases and rotations
+    (Saponati et al., 2025, use the product of all heads of a layer together):
 
     - ``symmetry``: $(\lVert M_s \rVert^2 - \lVert M_n \rVert^2) / \lVert M \rVert^2$ with the symmetric and the
-      antisymmetric part: 1 for a symmetric, -1 for an antisymmetric matrix, near 0 for a random one.
-    - ``direction``: from -1, rows of $M$ (queries) have the outlying norms, to 1, columns (keys) have them.
+      antisymmetric part: 1 for a symmetric matrix, -1 for an antisymmetric matrix, near 0 for a random matrix.
+    - ``direction``: -1 if rows of $M$ (queries) have the outlying norms, 1 if columns (keys) have them.
 
-    Of the hidden states on the texts, without first tokens (Song and Zhong, 2023): ``position_share``, the share of
-    their variance that the mean state of each position explains, without what chance explains; and
-    ``effective_rank``, the exponential of the entropy of the singular values of these means (Roy and Vetterli, 2007),
-    which few texts raise by their noise.
+    Two numbers measure the hidden states on the texts, without first tokens (Song and Zhong, 2023). ``position_share``
+    is the share of their variance that the mean state of each position explains, without what chance explains.
+    ``effective_rank`` is the exponential of the entropy of the singular values of these means (Roy and Vetterli, 2007).
+    With few texts, noise raises this rank.
 
-    The surprise: on text, most heads of a trained decoder rest on the first token. A head that is a sink there can be
-    an induction head on repeated tokens; so `HeadClasses.classes` asks for a sink last.
+    A surprise: on text, most heads of a trained decoder attend to the first token. Such a head can be an induction head
+    on repeated tokens. So `HeadClasses.classes` tests for a sink last.
 
     Args:
         model: A transformers model that reads token ids, with or without a head, or a `SequenceModel` of one.
         tokenizer: Its tokenizer, for strings and special tokens, which it also puts around random tokens.
         texts: Strings or tokenised batches, as for `text_average`; None: the random tokens without repetition.
-        length: How many tokens of each text are measured, and the number of random tokens, special ones aside.
+        length: How many tokens of each text are measured, and the number of random tokens without special tokens.
         sequences: The number of random sequences.
         permutations: How often each text is permuted.
         special_tokens: Include special tokens of texts like any other token.
@@ -181,7 +184,7 @@ def head_classes(
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        `HeadClasses`, on the CPU. Memory does not depend on the number of texts, but for a few numbers per head.
+        `HeadClasses`, on the CPU. Memory hardly depends on the number of texts: each adds a few numbers per head.
 
     Raises:
         TypeError: As `text_average`.

@@ -23,14 +23,14 @@ class RotaryBands:
     """What each head does with each band: a pair of dimensions that rotates at one frequency, fastest first.
 
     Attributes:
-        wavelength: Tokens in which a band turns once, (layer, band); infinite where nothing rotates.
+        wavelength: Tokens in which a band turns once, (layer, band); infinite if a band does not rotate.
         query_norm: Mean norm of the two dimensions of queries, (layer, head, band).
-        key_norm: The same of keys.
+        key_norm: The same for keys.
         use: Share of each band in the sum over bands of ``query_norm`` times ``key_norm``, (layer, head, band).
-        variance: Share of each band in the variance of the logits over keys, (layer, head, band); below 0 where a band
-            works against the others.
+        variance: Share of each band in the variance of the logits over keys, (layer, head, band); below 0 if a band
+            reduces the variance of the other bands.
         massive_queries: Whether one of the two dimensions of queries has a massive value, (layer, head, band).
-        massive_keys: The same of keys.
+        massive_keys: The same for keys.
         layers: The model's layer numbers along the first axis.
         texts: The number of texts.
     """
@@ -71,33 +71,35 @@ def rotary_bands(
 ) -> RotaryBands:
     r"""Return which frequencies of its rotations each head uses on texts.
 
-    With $q_f$ and $k_f$ the two dimensions of band $f$, which turn by $\omega_f$ radians a token:
+    Let $q_f$ and $k_f$ be the two dimensions of band $f$, which rotate by $\omega_f$ radians a token.
 
-    - the wavelength is $2 \pi / \omega_f$ tokens, at the length of the first text where it depends on the length;
-    - norms are means of $\lVert q_f \rVert$ and $\lVert k_f \rVert$ over all tokens, and the use of a band is
-      $\overline{\lVert q_f \rVert} \, \overline{\lVert k_f \rVert}$ divided by the sum over bands (as Barbero et al.,
-      2025, compare norms): a bound on what it can add to the logits;
-    - the share of the variance is what it adds. A logit is a sum over bands, $\ell_{ij} = \sum_f \ell^f_{ij}$; the
-      share is $\overline{\operatorname{cov}_j(\ell^f_{ij}, \ell_{ij})} / \overline{\operatorname{var}_j(\ell_{ij})}$,
-      means over the queries of all texts, over all keys of the query's text. It is introduced here. A mask is not
-      regarded, and what is the same for all keys of a query does not count, as the softmax does not see it;
-    - a value is massive if the norm of its dimension over all tokens exceeds 5 times the mean over the dimensions of
+    - The wavelength is $2 \pi / \omega_f$ tokens. If it depends on the length, it is that of the first text's length.
+    - Norms are means of $\lVert q_f \rVert$ and $\lVert k_f \rVert$ over all tokens. The use of a band is
+      $\overline{\lVert q_f \rVert} \, \overline{\lVert k_f \rVert}$ divided by the sum over bands (Barbero et al.,
+      2025, compare norms in this way). It bounds what the band can add to the logits.
+    - The share of the variance is what the band does add. A logit is a sum over bands,
+      $\ell_{ij} = \sum_f \ell^f_{ij}$. The share is
+      $\overline{\operatorname{cov}_j(\ell^f_{ij}, \ell_{ij})} / \overline{\operatorname{var}_j(\ell_{ij})}$,
+      means over the queries of all texts, over all keys of the query's text. This definition is ours. The mask is
+      ignored. A number that is the same for all keys of a query does not count, because the softmax does not depend on
+      it.
+    - A value is massive if the norm of its dimension over all tokens exceeds 5 times the mean over the dimensions of
       its head (Jin et al., 2025).
 
-    Slow bands have most of the use in trained decoders and hardly depend on position; fast bands make heads local.
+    In trained decoders, slow bands have most of the use and hardly depend on position. Fast bands make heads local.
 
     Args:
         model: A transformers model of a known family with rotations, with or without a head.
-        tokenizer: Its tokenizer, for strings and special tokens; None for batches as `text_average` takes them.
-        texts: Strings or tokenised batches, read whole; equal ones once.
+        tokenizer: Its tokenizer, for strings and special tokens; None for batches as `text_average` accepts them.
+        texts: Strings or tokenised batches, read whole. Equal texts count once.
         special_tokens: Include special tokens like any other token.
-        without_first: Leave out this many of the included tokens of each text, from its first on.
+        without_first: Leave out this many of the first included tokens of each text.
         layers: Layers to return, by index; by default all.
         batch_size: Texts per forward pass.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        `RotaryBands`; dimensions that do not rotate are bands of infinite wavelength, and the last ones.
+        `RotaryBands`. Dimensions that do not rotate are the last bands, with an infinite wavelength.
 
     Raises:
         TypeError: Something that is not a transformers model, or texts that are not a list of texts.

@@ -45,8 +45,8 @@ class Decomposition(Terms):
         layers: The model's layer numbers along the first axis.
         visible: The keys each query may attend to, (layer, batch, n, n): padding, the causal mask, local windows.
         splits: How each layer was split: "table", "relative" or "mean content", see `decompose`.
-        caps: The c of each layer that caps its logits at c tanh(logits / c) (Gemma 2), None where it does not. The
-            terms are those of the logits before.
+        caps: The c of each layer that caps its logits at c tanh(logits / c) (Gemma 2), otherwise None. The terms are
+            those of the logits before the cap.
     """
 
     layers: tuple[int, ...]
@@ -79,29 +79,29 @@ def decompose(
     $$q_i^\top k_j = \underbrace{q^{c\top}_i k^c_j}_{\gamma} + q^{c\top}_i k^p_j + q^{p\top}_i k^c_j
       + \underbrace{q^{p\top}_i k^p_j}_{\delta}$$
 
-    and relative terms are added to the term they belong to. ``splits`` holds how each layer was split:
+    and relative terms are added to the term they belong to. ``splits`` says how each layer was split:
 
-    - "table": the first layer of models with a table of positions. The embeddings are a sum, and so is the output
-      of their layer norm once its scale is fixed at the value for the whole sum. Position is the part of the table;
-      everything else, biases and token types included, counts as content.
+    - "table": the first layer of models with a table of positions. The embeddings are a sum. The output of their layer
+      norm is also a sum, if its scale is fixed at the value for the whole input. Position is the part of the table.
+      Everything else counts as content, biases and token types included.
     - "relative": every layer of T5, BLOOM, XLNet and DeBERTa, and the deeper layers of MPNet. T5's, MPNet's and
       ALiBi's bias is delta. XLNet's r_r_bias . (r R) is delta and its q . (r R) content to position; r_w_bias and
       segments count as content. DeBERTa's c2p and p2c are the cross terms; its delta is zero, because DeBERTa
       leaves that term out.
-    - "mean content": RoPE rotates content, so no term is additive. This split is defined here: before the rotation,
-      queries and keys are split into their mean over all tokens of the call except padding, and the deviation from it.
-      Delta is the product of the rotated means and depends on j - i alone. It depends on the text given. Angles that
-      depend on the longest text of a batch (dynamic NTK, LongRoPE) are those of the whole batch, as in the model.
+    - "mean content": RoPE rotates content, so no term is additive. This split is ours. Before the rotation, queries and
+      keys are split into their mean over all tokens of the call except padding, and the deviation from this mean.
+      Delta is the product of the rotated means. For a given text, it depends on j - i alone. Angles that depend on the
+      longest text of a batch (dynamic NTK, LongRoPE) are those of the whole batch, as in the model.
 
     In deeper layers "content" is the input of the layer, which depends on positions through the layers below.
 
     Args:
         model: A transformers model of a known family, with or without a head.
-        input_ids: Token ids, (batch, n) or (n,); a batch may be empty. Where a model counts positions from its
-            padding id (RoBERTa, MPNet), padding ids in the text get the positions that the model gives them.
+        input_ids: Token ids, (batch, n) or (n,); a batch may be empty. If a model counts positions from its padding id
+            (RoBERTa, MPNet), padding ids in the text get the positions that the model gives them.
         attention_mask: 1 for tokens, 0 for padding, same shape; padding must be on the right. None: no padding, and
             no id is the model's padding id.
-        token_type_ids: Segments, same shape, where the model reads them.
+        token_type_ids: Segments, same shape, if the model reads them.
         layers: Layers to return, by index; by default all that can be split.
 
     Returns:

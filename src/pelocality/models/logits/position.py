@@ -35,21 +35,21 @@ Method = Literal["exact", "texts", "words"]
 class PositionalLogits:
     """Position-only logits of attention, before the mask and the softmax.
 
-    Where each layer depends on the distance alone, this holds 2n - 1 numbers for each head; the n x n matrices are made
+    If all layers depend on distance alone, the result holds 2n - 1 numbers for each head. The n x n matrices are made
     when they are read.
 
     Attributes:
         relative: Delta by distance, b[k] for k = j - i = -(n-1)..n-1, scaled as the model scales its logits,
-            (layer, head, 2n - 1); None where a layer reads a table of positions. ``measure_relative`` measures it
+            (layer, head, 2n - 1); None if a layer reads a table of positions. ``measure_relative`` measures this tensor
             without an n x n matrix.
         layers: The model's layer numbers along the first axis.
         visible_distances: The distances at which a query may attend to a key, (layer, 2n - 1): the causal mask and
             local windows.
         method: "exact", "texts" for the mean content of texts, or "words" for the average over repeated words.
-        caps: The c of each layer that caps its logits at c tanh(logits / c) (Gemma 2), None where it does not. The
-            logits here are those before; ``attention`` is capped.
-        table: Delta (layer, head, n, n) where a layer reads a table of positions (BERT, MPNet); None otherwise.
-        content: Mean queries and keys of each text or word; None where the logits are exact.
+        caps: The c of each layer that caps its logits at c tanh(logits / c) (Gemma 2), otherwise None. ``logits`` are
+            those before the cap, and ``attention`` is capped.
+        table: Delta (layer, head, n, n) if a layer reads a table of positions (BERT, MPNet); None otherwise.
+        content: Mean queries and keys of each text or word; None if the logits are exact.
         words: The words averaged over.
         word_ids: Their token ids.
     """
@@ -103,10 +103,10 @@ class PositionalLogits:
     def interval(self, metric: str = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
         r"""Return the interval of a metric of ``attention`` over the texts or words.
 
-        The logits are no mean over texts: they are a product of two means. So the interval is the jackknife's: with
-        $\theta$ the metric of all $N$ texts and $\theta_{-s}$ that without text $s$, it is the t interval of the mean
-        of $N \theta - (N - 1) \theta_{-s}$ (Tukey, 1958). It covers the choice of texts or words, as that of a
-        `TextAverage` does. Each text left out needs the n x n matrices once, layer by layer.
+        The logits are not a mean over texts, but a product of two means. So the interval is that of the jackknife. Let
+        $\theta$ be the metric of all $N$ texts, and $\theta_{-s}$ the metric without text $s$. The interval is the t
+        interval of the mean of $N \theta - (N - 1) \theta_{-s}$ (Tukey, 1958). It covers the choice of texts or words,
+        as the interval of a `TextAverage` does. Each text left out needs the n x n matrices once, layer by layer.
 
         Args:
             metric: The name of a metric of ``pelocality.metrics``, such as "past_locality".
@@ -176,43 +176,43 @@ def positional_logits(
         - MPNet: every layer. The first layer as BERT's, plus the relative bias; deeper layers the relative bias.
         - XLNet, without texts: every layer. r_r_bias . (r R); its other term, q . (r R), depends on content.
 
-    - "texts", with ``texts``: Llama and all others with rotations, DeBERTa, XLNet; every layer. Rotations and embedded
-      distances multiply content, so delta is that of the mean content: with $\bar q$ and $\bar k$ the mean query and
-      key before rotation over all tokens of the texts,
+    - "texts", with ``texts``: every layer of Llama and all other families with rotations, of DeBERTa and of XLNet.
+      Rotations and embedded distances multiply content, so delta is computed for the mean content. With $\bar q$ and
+      $\bar k$ the mean query and key before rotation over all tokens of the texts,
 
       $$\delta_k = s \left(\bar q^\top \rho_k \bar k + \bar q^\top R_k + S_k^\top \bar k\right) + b_k$$
 
-      with the terms a family has: rotations $\rho$ of RoPE, DeBERTa's c2p ($R$) and p2c ($S$), XLNet's $R$ and $b$.
-      With rotations this is the ``position`` of `decompose` on the same tokens. In SmolLM2-135M the past locality of
-      its 270 heads on text has a rank correlation of .90 with that of these logits, and of .12 with that of repeated
-      words.
-    - "words", without ``texts``: the same families but XLNet. The average of the logits of repeated words; of DeBERTa
-      without content against content, one number per head. A repeated word has the same hidden state at every position
-      of every layer (this is checked), so the logits are exact for that word. But deep layers of decoders then hold
-      the state of a first token, which is not that of text: prefer texts.
+      with the terms that a family has: rotations $\rho$ of RoPE, DeBERTa's c2p ($R$) and p2c ($S$), XLNet's $R$ and
+      $b$. With rotations, this is the ``position`` of `decompose` on the same tokens. In SmolLM2-135M, the past
+      locality of 270 heads on text has a rank correlation of .90 with the past locality of these logits. For repeated
+      words, the correlation is .13.
+    - "words", without ``texts``: the same families except XLNet. Delta is the average of the logits of repeated words;
+      for DeBERTa it leaves out content against content, which is one number per head. A repeated word has the same
+      hidden state at every position of every layer (this is checked), so the logits are exact for that word. But deep
+      layers of decoders then hold the state of a first token, which differs from states on text. Prefer texts.
 
     Logits that depend on distance alone are computed in O(n), at any length, and the model never runs at that length.
-    They have the angles of the model's own rotary module, in its precision: float32, in which those of position 100,000
-    are off by up to .007 radians. Where angles depend on the length (dynamic NTK, LongRoPE), texts have those of their
-    own lengths, and the logits those of ``length``.
+    Angles are those of the model's own rotary module in float32. At position 100,000 they are wrong by up to .007
+    radians. If angles depend on the length (dynamic NTK, LongRoPE), each text has the angles of its own length, and the
+    logits have the angles of ``length``.
 
     Args:
         model: A transformers model of a known family, with or without a head.
         tokenizer: Its tokenizer, which reads texts and draws whole words.
-        texts: Strings or tokenised batches, as for `text_average`; read whole, equal ones once. Not read where the
-            logits are exact for any text.
+        texts: Strings or tokenised batches, as for `text_average`, read whole. Equal texts count once. Texts are not
+            read if the logits are exact for any text.
         length: Number of positions n, in tokens.
         words: How many words to draw, or the words themselves; without texts.
         seed: Seed of the draw.
         special_tokens: Average over special tokens like any other token.
-        without_first: Leave out this many of the included tokens of each text, from its first on, as `text_average`.
+        without_first: Leave out this many of the first included tokens of each text, as `text_average` does.
         layers: Layers to return, by index; by default all that have these logits.
         batch_size: Texts per forward pass.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        `PositionalLogits` with ``relative`` (layer, head, 2n - 1), or ``table`` (layer, head, n, n) where there are
-        absolute positions; any real number, in at least float32, on the model's device.
+        `PositionalLogits` with ``relative`` (layer, head, 2n - 1), or with ``table`` (layer, head, n, n) if there are
+        absolute positions. Entries are any real number, in at least float32, on the model's device.
 
     Raises:
         TypeError: Something that is not a transformers model, or texts that are not a list of texts.

@@ -31,7 +31,7 @@ _REPORTERS = ("tensorboard", "wandb", "mlflow", "swanlab")
 
 
 class LocalityCallback(TrainerCallback):
-    """Measure the locality and symmetry of a model every so many steps of its training, layer by layer.
+    """Measure the locality and symmetry of each layer while a model trains.
 
         for A of a layer, averaged over words, and the mean over its heads:
         bidirectional: Loc(A), Sym(A), relative asymmetry, adjusted locality, direction balance
@@ -40,42 +40,42 @@ class LocalityCallback(TrainerCallback):
     The columns for causal attention are those of a causal model's ``positional_attention(...).to_frame()``.
 
     The rows are written to the Trainer's ``log_history``, under ``pelocality/locality/layer_0`` and so on (the first
-    part is ``name``), which its checkpoints hold and a resumed run continues. TensorBoard, Weights & Biases, MLflow and
-    SwanLab get them too where ``report_to`` names them. Measuring does not change training: no random number is drawn,
-    and mode and attention implementation are restored.
+    part is ``name``). Checkpoints hold this history, and a resumed run continues it. If ``report_to`` names
+    TensorBoard, Weights & Biases, MLflow or SwanLab, these get the rows too. Measuring does not change training: no
+    random number is drawn, and mode and attention implementation are restored.
 
     Args:
-        every: Steps between measurements; the first is before the first step, the last after the last.
+        every: Steps between measurements. The first measurement is before the first step, the last after the last step.
         source: The matrices to measure. ``"attention"``: identical-word attention, of any model. ``"logits"``: the
-            position-only term where it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
+            position-only term, if it has a closed form (learned tables in the first layer, T5, ALiBi, ...).
             ``"encodings"``: the encodings of this library in the model, in the order of its modules. An encoding that
-            contains other encodings is measured as a whole. Of an encoding that peft trains, the trained copy is
-            measured. In a causal model, encodings are measured behind the causal mask.
+            contains other encodings is measured as a whole. If peft trains an encoding, the trained copy is measured.
+            In a causal model, encodings are measured under the causal mask.
         length: Positions n.
         words: Words to average over, or how many to draw, as for `positional_attention`; not used for encodings and
             exact closed forms.
         seed: Seed of the words.
         name: The first part of this callback's keys. Two callbacks on one Trainer, of two sources or lengths, need
             two names.
-        inputs: For a model that reads something else than token ids, as for `SequenceModel`; the ready functions come
-            with their positions.
-        vocabulary_size: For a module that is no transformers model, as for `SequenceModel`.
+        inputs: For a model that reads something else than token ids, as for `SequenceModel`. The library's functions
+            bring their positions.
+        vocabulary_size: For a module that is not a transformers model, as for `SequenceModel`.
 
     Attributes:
         log_history: The Trainer's log history of the last training.
 
     Raises:
-        TypeError: An argument is of another type than stated.
+        TypeError: An argument has the wrong type.
         ValueError: ``every``, ``length`` or ``words`` below 1, a negative seed, no words, an empty name, or an unknown
             source. When training starts: a model that the source cannot measure, or two callbacks of one name.
 
     Note:
-        A reporter that was given to the Trainer as an object, and the other reporters that ``report_to`` can name, get
-        nothing: Trainers do not pass them to callbacks. TensorBoard may show the numbers as a run of their own beside
-        the Trainer's. If an evaluation ends training early and ``load_best_model_at_end`` replaces the model, the
-        model of the last step is not measured, and a warning says so. In distributed training every process measures a
-        part of the words and has the table; the first process reports. Measuring costs ``words`` sequences of
-        ``length`` tokens each time.
+        Reporters that the Trainer got as objects, and other names in ``report_to``, do not get the rows, because
+        Trainers do not pass reporters to callbacks. TensorBoard may show the numbers as a separate run beside the
+        Trainer's. If an evaluation ends training early and ``load_best_model_at_end`` replaces the model, the model of
+        the last step is not measured, and there is a warning. In distributed training, every process measures a part of
+        the words and has the table, and the first process reports. Each measurement runs ``words`` sequences of
+        ``length`` tokens.
 
     Examples:
         >>> import tempfile
@@ -261,18 +261,19 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
 def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of every encoding in a model, by name, to exclude them from weight decay.
 
-    Weight decay pulls a parameter to zero, which has different meanings: ``log_decay = 0`` of an `AttenuatedEncoding`
-    is a decay of 1, not the absence of an encoding.
+    Weight decay pulls every parameter to zero. For an `AttenuatedEncoding`, ``log_decay = 0`` is a decay of 1, not the
+    absence of an encoding.
 
     Args:
         model: Any module, such as a model with an encoding attached.
 
     Returns:
         The parameters, named as in ``model.named_parameters()``, learned or frozen. A parameter that several modules
-        share stands under each of its names. The dictionary is empty if no encoding is learned.
+        share is listed under each of its names. The dictionary is empty if no encoding is learned.
 
     Note:
-        transformers' Trainer decays them: it excludes only layer norms and names with "bias" or "norm" in them.
+        transformers' Trainer applies weight decay to these parameters. It excludes only layer norms, and names with
+        "bias" or "norm" in them.
 
     Examples:
         >>> from pelocality.encodings import AttenuatedEncoding

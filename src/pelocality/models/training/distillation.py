@@ -39,7 +39,7 @@ def distillation_loss(
     length: int,
     batch_size: int = 64,
 ) -> DistillationLoss:
-    """Return how far the last hidden states of a model are from those of another on the same texts.
+    """Return how far the last hidden states of a model are from those of another model on the same texts.
 
         token_loss = mean_t (1 - cos(h_t, r_t)),  mean_loss = 1 - cos(mean_t h_t, mean_t r_t)
 
@@ -54,7 +54,7 @@ def distillation_loss(
         batch_size: Pieces at a time.
 
     Returns:
-        A `DistillationLoss`, a named tuple of both, each from 0 to 2, computed in float32 or wider.
+        A `DistillationLoss`, a named tuple of both losses, each from 0 to 2, computed in float32 or wider.
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer or texts.

@@ -65,7 +65,7 @@ def relocate(
     seed: int = 0,
     progress: bool = True,
 ) -> Relocation:
-    """Train a copy of a model, with an encoding in place of positions, to give the hidden states of the model.
+    """Train a copy of a model, with an encoding in place of positions, to return the hidden states of the model.
 
         loss = mean_t (1 - cos(h_t, r_t)) + 1 - cos(mean_t h_t, mean_t r_t)
 
@@ -74,14 +74,14 @@ def relocate(
     has frozen are trained too, except tables of positions, because these may be fixed. The model is not changed.
 
     Args:
-        model: A model that `attach` takes, with or without a head. Of the head, only weights that are also weights of
+        model: A model that `attach` accepts, with or without a head. In the head, only weights that are also weights of
             the embeddings are trained.
-        encoding: As for `attach`: one encoding, or a list of one per layer.
+        encoding: As for `attach`: one encoding, or a list with one encoding per layer.
             ``DistanceTable.from_attention(positional_attention(...))`` starts nearest to the model's own positions.
         tokenizer: Its tokenizer.
         texts: Texts like those the model will read, cut into pieces of at most ``length`` tokens, special tokens
             included. All texts are read again if they hold fewer than ``tokens`` tokens.
-        tokens: Tokens to train on, special tokens included, padding not; the curve says how many the batches had.
+        tokens: Tokens to train on, with special tokens and without padding. The curve has the number that was read.
         length: Tokens of a piece.
         batch_size: Pieces per step.
         learning_rate: The largest value of the learning rate.
@@ -93,8 +93,8 @@ def relocate(
         progress: Show the Trainer's progress bar.
 
     Returns:
-        The trained copy and the held-out loss during training. The copy has the device, the modes and the frozen
-        weights of the model.
+        A `Relocation` with the trained copy and its held-out loss during training. The copy has the device and the
+        modes of the model, and the same weights are frozen.
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts, a number or a folder.

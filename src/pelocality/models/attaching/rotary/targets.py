@@ -32,28 +32,29 @@ def rotary_from_targets(
 ) -> RotaryEncoding:
     r"""Return a model's rotation, scaled so that its position-only logits have a past locality.
 
-    The past locality is that of the softmax of `positional_logits` over the past, the mean over all layers and heads,
-    with queries and keys of the texts as the model has them now. Of the scales that give it, the one next to 1.
+    The past locality is measured on the softmax of `positional_logits` over the past, as the mean over all layers and
+    heads. Queries and keys of the texts are those of the model before the change. If several scales reach the target,
+    the scale nearest to 1 is chosen.
 
     Args:
         model: A causal transformers model of a known family with one rotation for all layers.
         tokenizer: As for `positional_logits`.
-        texts: As for `positional_logits`; a few are enough.
+        texts: As for `positional_logits`; a few texts are enough.
         past_locality: The target, between 0 and 1.
         length: Number of positions n, in tokens; values are comparable only at equal n.
-        **options: Others of `positional_logits`, such as ``without_first=1``.
+        **options: Other arguments of `positional_logits`, such as ``without_first=1``.
 
     Returns:
         The encoding, for `attach`.
 
     Raises:
         TypeError: As for `positional_logits`.
-        ValueError: As for `positional_logits`; a model without one rotation, or that is not causal; or a past locality
-            that no scale from 1/16 to 16 gives, with the range that is reached.
+        ValueError: As for `positional_logits`; a model that has several rotations, or that is not causal; or a past
+            locality that no scale from 1/16 to 16 reaches. The message has the range that is reached.
 
     Note:
-        Attention on text has another past locality than the logits of the mean content, and moves less: in
-        SmolLM2-135M .26 against .31. Deeper layers read other content once the rotation is attached.
+        Attention on text differs in past locality from the logits of the mean content (.26 and .31 in SmolLM2-135M),
+        and changes less. After the rotation is attached, deeper layers read other content.
 
     Examples:
         >>> from pelocality import past_locality
