@@ -43,15 +43,16 @@ def evaluate(
 ) -> Evaluation:
     """Return a classifier's accuracy on the original and on the perturbed texts of a probe, and the difference.
 
-    The experiment of Chen et al. (2023). The correct class of an original is ``original_label``, that of a perturbed
-    text is ``label``: after a shuffle both are the same, after a swap of roles they differ.
+    This is the experiment of Chen et al. (2023). The correct class of an original is ``original_label``, and that of a
+    perturbed text is ``label``. After a shuffle both are the same, and after a swap of roles they differ.
 
     Classes are matched by name, never by number. The names come from ``config.id2label``; case, hyphens and
-    underscores do not matter. Placeholders (``LABEL_0``) are refused unless ``label_names`` names the classes.
-    Where one side has only "not entailment", *neutral* and *contradiction* of the other side both count as it; the
-    prediction of a model with three classes is its most probable class (as in HANS), not the sum of the two.
+    underscores do not matter. Placeholders (``LABEL_0``) raise an error unless ``label_names`` names the classes. If
+    the labels or the model have only "not entailment", *neutral* and *contradiction* of the other side both count as
+    this class. The prediction of a model with three classes is its most probable class (as in HANS), not the sum of the
+    two.
 
-    Where ``torch.distributed`` is initialised, each process predicts a part of the texts, and all return the result.
+    If ``torch.distributed`` is initialised, each process predicts a part of the texts, and all return the result.
 
     Args:
         model: A sequence-classification model of transformers, or a callable. A callable receives one list for
@@ -60,11 +61,12 @@ def evaluate(
         tokenizer: The model's tokenizer; not used for a callable.
         probe: A dataset of ``pelocality.probes``, or any with ``premise``, ``hypothesis``, ``label`` (or
             ``sentence``) and the same under ``original_``. Without labels only the agreement is computed.
-        label_names: Names of the model's classes in the order of its logits, where its configuration has none.
-        groups: Column whose equal values make a group for all intervals and the p-value: rows that share a sentence
-            are not independent. Rows with the same original are always in one group; None makes no larger ones. In SNLI
-            three pairs share a premise: ``groups="original_premise"``.
-        batch_size: Texts per forward pass, at most: those of one pass have the same number of tokens, without padding.
+        label_names: Names of the model's classes in the order of its logits, if its configuration has none.
+        groups: Column whose equal values make a group for all intervals and the p-value, because rows that share a
+            sentence are not independent. In SNLI three pairs share a premise: ``groups="original_premise"``. Rows with
+            the same original are always in one group. None makes no larger groups.
+        batch_size: The largest number of texts per forward pass. Texts of one pass have the same number of tokens,
+            without padding.
         max_length: Number of tokens to truncate texts to, special tokens included; None uses the model's limit.
             Truncated texts are counted and logged.
         progress: Show a progress bar on runs that take longer than a few seconds.

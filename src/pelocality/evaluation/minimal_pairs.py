@@ -120,10 +120,10 @@ def evaluate_minimal_pairs(
         tokenizer: The model's tokenizer; not used for a callable.
         pairs: A dataset with ``sentence_good`` and ``sentence_bad``, such as ``minimal_pairs`` builds, or BLiMP.
         score: `pseudo_log_likelihood`, `log_likelihood`, or any function of model, tokenizer and texts (with
-            ``functools.partial`` for their settings). None takes the one that fits the model's head; a model with a
-            causal head that sees later tokens is refused.
+            ``functools.partial`` for their settings). None: the score that fits the model's head. If a model has a
+            causal head but sees later tokens, there is an error.
         batch_size: Sentences, or masked copies of sentences, per forward pass of these two scores. A
-            ``functools.partial`` that sets a batch size keeps its own.
+            ``functools.partial`` that sets a batch size keeps it.
         progress: Show a progress bar of these two scores on runs that take longer than a few seconds.
 
     Returns:
@@ -131,8 +131,8 @@ def evaluate_minimal_pairs(
 
     Raises:
         TypeError: Pairs that are not a ``datasets.Dataset`` or hold no texts, or a model that is neither.
-        ValueError: A dataset without pairs, or with a column whose name the result uses; scores that are NaN or
-            of another number than the texts; or a model whose head determines no score.
+        ValueError: A dataset without pairs, or with a column whose name the result uses; scores that are NaN, or a
+            wrong number of scores; or a model whose head fits no score.
 
     Examples:
         >>> rows = {"sentence_good": ["a b", "c d"], "sentence_bad": ["b a", "d c"]}

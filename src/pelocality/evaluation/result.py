@@ -20,15 +20,15 @@ _COLUMNS = {"original": "original_correct", "perturbed": "correct", "agreement":
 class Evaluation(DisplayMixin):
     """A model's predictions for the original and for the perturbed texts of a probe.
 
-    The intervals of ``original``, ``perturbed``, ``difference`` and ``agreement`` have a coverage of 95 %; the methods
-    take another, and the model is not run again.
+    The intervals of ``original``, ``perturbed``, ``difference`` and ``agreement`` have a coverage of 95 %. The methods
+    accept another coverage, and do not run the model again.
 
     Attributes:
         examples: One row for each row of the probe, in its order: the probe's columns that are not texts
             (``uid``, ``size``, ``category`` ...), ``label`` and ``original_label``, ``prediction`` and
             ``original_prediction``, ``correct`` and ``original_correct`` (None without labels), ``agrees`` (the
-            prediction did not change), ``probability`` and ``original_probability`` of the predicted class (NaN where
-            the model is a callable), ``original`` (a digest of the original's texts and label) and ``group``.
+            prediction did not change), ``probability`` and ``original_probability`` of the predicted class (NaN if the
+            model is a callable), ``original`` (a digest of the original's texts and label) and ``group``.
         model: Name of the model, and what was attached to it.
         probe: Name of the builder, or ``"dataset"``.
         truncated: Number of texts that were truncated to the model's length.
@@ -73,7 +73,7 @@ class Evaluation(DisplayMixin):
     def p_value(self) -> float:
         """Exact two-sided p-value of the change in accuracy, which exchanges original and perturbation in whole groups.
 
-        The test of `sign_flip`: McNemar's where each row is a group. NaN without labels.
+        The test is `sign_flip`. If each row is a group, this is McNemar's test. NaN without labels.
         """
         if not self.labelled:
             return float("nan")
@@ -93,7 +93,7 @@ class Evaluation(DisplayMixin):
             confidence: Coverage of the interval, in (0, 1).
 
         Returns:
-            The number and its interval; NaN without labels, but for the agreement.
+            The number and its interval. Without labels, only the agreement is not NaN.
 
         Raises:
             TypeError: A confidence that is not a number.

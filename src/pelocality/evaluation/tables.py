@@ -91,17 +91,17 @@ def paper_table(
 ) -> PaperTable:
     """Return evaluations in the layout of the paper: Sym, Loc, original, shuffles, original (SR), swaps.
 
-    The table of Chen et al. (2023). Probes that keep the labels (shuffles) follow ``original``, the accuracy on their
-    originals; probes that change labels (swaps of roles) follow ``original (SR)``. Each is the difference in percentage
-    points from the accuracy on the originals of that probe. As probes perturb different pairs, ``original`` is the
-    accuracy on all pairs that any of them perturbs.
+    This is the table of Chen et al. (2023). Probes that keep the labels (shuffles) follow ``original``, the accuracy on
+    their originals. Probes that change labels (swaps of roles) follow ``original (SR)``. Each number is the difference
+    in percentage points from the accuracy on the originals of that probe. Probes perturb different pairs, so
+    ``original`` is the accuracy on all pairs that any of the probes perturbs.
 
     Args:
-        models: By name of the model, by name of the probe, an `Evaluation`, or several of one probe from models
-            trained with different seeds: then the mean, and Student's t interval over the runs, which describes how
-            the mean would vary over seeds (with three runs it is wide).
-        symmetry: Symmetry of each model in [0, 1], where known.
-        locality: Locality of each model in [0, 1], where known.
+        models: By name of the model, by name of the probe, an `Evaluation`. If models were trained with different
+            seeds, give a list of evaluations of one probe. The table then has their mean, and Student's t interval over
+            the runs, which describes how the mean would vary over seeds. With three runs this interval is wide.
+        symmetry: Symmetry of each model in [0, 1], if known.
+        locality: Locality of each model in [0, 1], if known.
         confidence: Coverage of the intervals, in (0, 1).
 
     Returns:
@@ -110,8 +110,8 @@ def paper_table(
     Raises:
         TypeError: A value that is not an evaluation, or a symmetry, locality or confidence that is not a number.
         ValueError: No model, a model without evaluations or with more runs of one probe than of another, an
-            evaluation without labels, one name for a probe that changes labels and one that keeps them, or an unknown
-            model in ``symmetry`` or ``locality``; or a confidence outside (0, 1).
+            evaluation without labels, the same name for a probe that changes labels and a probe that keeps labels, an
+            unknown model in ``symmetry`` or ``locality``, or a confidence outside (0, 1).
 
     Examples:
         >>> from pelocality.corpora import read_pairs

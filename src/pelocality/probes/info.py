@@ -43,8 +43,8 @@ class ProbeInfo:
 def probe_info(probe: datasets.Dataset) -> ProbeInfo:
     """Return how a probe was built.
 
-    The record is kept by ``save_to_disk`` and by ``concatenate_datasets``, which adds up the counts. Parquet, CSV and
-    JSON files keep no info; `evaluate` and `minimal_pairs` need only the column ``builder``.
+    ``save_to_disk`` keeps this record, and ``concatenate_datasets`` adds up the counts. Parquet, CSV and JSON files
+    lose the record. `evaluate` and `minimal_pairs` need only the column ``builder``.
 
     Args:
         probe: A dataset made by one of the builders.

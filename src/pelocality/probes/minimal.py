@@ -18,9 +18,9 @@ _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
 def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets.Dataset:
     """Return each original beside its perturbation, as BLiMP does: ``sentence_good`` and ``sentence_bad``.
 
-    Works on the rows of any builder. Only the perturbed side of a pair is used; a pair perturbed on both sides gives a
-    row for each. How much worse a perturbation is depends on the builder: a role swap leaves a sentence that is well
-    formed but unlikely, a shuffle one that is not well formed.
+    The probe may come from any builder. Only the perturbed side of a pair is used. A pair that is perturbed on both
+    sides becomes two rows. How much worse a perturbation is depends on the builder. A role swap makes a sentence that
+    is well formed but unlikely, and a shuffle makes a sentence that is not well formed.
 
     Args:
         probe: A dataset made by one of the builders, whole, filtered, concatenated with others or read from a file.

@@ -60,9 +60,9 @@ def needle_items(
     """Return questions whose answers stand at known depths of contexts of known lengths, and two controls.
 
     Each context holds one pair of a key and a value for each depth, such as *The password of the red lamp is tiger.*
-    Between them is text (a needle in a haystack, Kamradt, 2023) or, without a ``haystack``, further pairs (key-value
-    retrieval, Liu et al., 2024, arXiv 2307.03172). Each pair is asked for once: *The password of the red lamp is*. The
-    answers to choose from depend on the ``kind`` of the row:
+    Between these pairs is text (a needle in a haystack, Kamradt, 2023). Without a ``haystack``, there are further pairs
+    (key-value retrieval, Liu et al., 2024, arXiv 2307.03172). Each pair has one question: *The password of the red lamp
+    is*. The answers to choose from depend on the ``kind`` of the row:
 
     | kind | question | wrong answers | a bag of words |
     |---|---|---|---|
@@ -70,19 +70,19 @@ def needle_items(
     | unique answer | a pair of the context | words that are not in the context | solves it |
     | no needle | a key that is not in the context | as of needle | is at chance, like every model |
 
-    Of the third kind one question has every depth as its label in turn, so that any model is right in 1 / depths of
-    the rows of a context. Its accuracy at one depth says how much a model prefers the values there, whatever it is
-    asked.
+    In the third kind, each depth is the label of the same question in turn. So any model is right in 1 / depths of the
+    rows of a context. The accuracy at one depth says how much a model prefers the values at this depth, whatever the
+    question.
 
     Args:
         tokenizer: The tokenizer of the model, which counts tokens, and must give the values different first tokens.
-        lengths: About the most tokens of context, question and answer together; a context is as long as whole sentences
-            allow, at least four fifths of it.
-        depths: Where the pairs stand, from 0, the beginning, to 1, right before the question; a share of the sentences
-            of the context.
+        lengths: The largest numbers of tokens of context, question and answer together. A context has as many whole
+            sentences as fit, at least about four fifths of the length.
+        depths: Where the pairs stand, as a share of the sentences of the context: from 0, the beginning, to 1, right
+            before the question.
         contexts: Number of contexts of each length. A context has three rows for each depth.
-        haystack: Texts, which are split into sentences. A context takes consecutive ones, from a random place on, but
-            for sentences that hold one of the words that are values, and at the end those that do not fit.
+        haystack: Texts, which are split into sentences. A context has consecutive sentences, from a random place on.
+            Sentences with a word that is a value are left out, and at the end also sentences that do not fit.
         seed: Seed of the pairs, of their order and of the place in the haystack.
 
     Returns:

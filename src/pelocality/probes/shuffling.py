@@ -47,11 +47,11 @@ def constituency_shuffling(
 ) -> datasets.Dataset:
     """Permute the words inside constituents, and leave everything else unchanged.
 
-    Shuffle-x of Chen et al. (2023): the words of a constituent of x words change places; the label stays. The unit is
-    the surface token: ``don't`` counts as one word and is never split; punctuation keeps its place and does not count.
-    Constituents come from the sentence's phrase structure or, without one, from full subtrees of its dependency tree,
-    which ``provenance`` then names. A constituent that is the whole sentence is not local and is skipped. Words keep
-    their capitals: the multiset of words is exactly that of the original.
+    This is Shuffle-x of Chen et al. (2023): the words of a constituent of x words change places, and the label does not
+    change. A word is a surface token: ``don't`` counts as one word and is never split. Punctuation keeps its place and
+    does not count. Constituents come from the sentence's phrase structure. Without one, they come from full subtrees of
+    the dependency tree, and ``provenance`` says so. A constituent that is the whole sentence is skipped. Words keep
+    their capitals, so that a shuffle has exactly the words of the original.
 
     Args:
         pairs: A corpus (``read_snli(...)``), or any iterable of pairs or sentences. ``side`` and ``labels`` are for
@@ -59,7 +59,7 @@ def constituency_shuffling(
         size: Number of words of a constituent, a number or a range: ``range(3, 7)`` is 3, 4, 5 or 6.
         side: The side of a pair to perturb; with ``"both"``, each side that has a constituent of the size.
             The paper does not specify it; premises are longer and have constituents of every size.
-        spans: ``"one"`` draws one constituent; ``"all"`` takes all disjoint ones, the longest first.
+        spans: ``"one"`` draws one constituent; ``"all"`` takes all disjoint constituents, the longest first.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the choice for each item, together with its text (for a pair, both texts) and nothing else:
             neither its uid nor its place in the corpus.
@@ -104,11 +104,11 @@ def window_shuffling(
 ) -> datasets.Dataset:
     """Permute as many words as ``constituency_shuffling`` would, in windows that are not constituents.
 
-    A control that the paper does not have: with the same arguments and seed, each row permutes the same number
-    of spans of the same sizes in the same sentence, at random places that are not constituents. A sentence
-    without a suitable constituent has no row here either; an item is dropped and counted where no room was found for
-    the windows of a sentence, in twenty random placements.
-    Compare the two probes over the ``uid`` they share.
+    This is a control for `constituency_shuffling`, which the paper does not have. With the same arguments and seed,
+    each row permutes the same number of spans of the same sizes in the same sentence, at random places that are not
+    constituents. A sentence without a suitable constituent has no row here either. If twenty random placements find no
+    room for the windows of a sentence, the item is dropped and counted. Compare the two probes over the ``uid`` that
+    they share.
 
     Args:
         pairs: A corpus, or any iterable of pairs or sentences, with trees. ``side`` and ``labels`` are for pairs only.
@@ -154,8 +154,8 @@ def random_shuffling(
 ) -> datasets.Dataset:
     """Permute all words of a sentence.
 
-    Random of Chen et al. (2023). It needs no trees: pairs of ``read_pairs`` without a parser will do. Punctuation
-    keeps its place, and surface tokens stay whole.
+    This is Random of Chen et al. (2023). It needs no trees, so pairs of ``read_pairs`` without a parser are enough.
+    Punctuation keeps its place, and surface tokens are not split.
 
     Args:
         pairs: A corpus, or any iterable of pairs or sentences. ``side`` and ``labels`` are for pairs only.

@@ -49,41 +49,41 @@ def semantic_role_swap(
 ) -> datasets.Dataset:
     """Exchange the arguments of two semantic roles: *the dog bit a man* becomes *a man bit the dog*.
 
-    Shuffle-SR of Chen et al. (2023); how they found roles is not known. In English a swap is made only where a narrow
-    pattern is recognised: two plain noun phrases beside one finite verb, as subject and object or agent, and nothing
-    that may belong to either. What does not fit is counted by reason in ``probe_info``. Pronouns change case (*he*,
-    *him*), the capital of the first word stays with the position, and in a passive *by* keeps its place.
+    This is Shuffle-SR of Chen et al. (2023), who do not say how they found roles. An English sentence is swapped only
+    if it fits a narrow pattern: two plain noun phrases beside one finite verb, as subject and object or agent, and
+    nothing that may belong to either. Sentences that do not fit are counted by reason in ``probe_info``. Pronouns
+    change case (*he*, *him*), the first word has a capital, and in a passive *by* keeps its place.
 
     Args:
         pairs: A corpus, or any iterable of pairs, of sentences, or with ``parser`` of strings.
         roles: The two roles to exchange.
-        source: ``"frames"`` (the default without ``parser``): the sentence's frames; both arguments must be those of
-            the verb's clause in the tree, which English needs. ``"dependencies"``: subject and object, or passive
+        source: ``"frames"`` (the default without ``parser``): the sentence's frames. English also needs a tree, in
+            which both arguments must belong to the verb's clause. ``"dependencies"``: subject and object, or passive
             subject and agent, of Universal Dependencies. ``"constituents"``: the noun phrases beside the verb in
-            English phrase structure. Or a function from a sentence to ``{role: (start, end)}`` mappings over its
-            words, with ``"V"`` for the verb where it is known: these are exchanged whether or not a pattern fits, and
-            in English without a tree only with ``agreement="ignore"``.
+            English phrase structure. A function: it returns ``{role: (start, end)}`` mappings over the words of a
+            sentence, with ``"V"`` for the verb if it is known. These spans are exchanged whether or not a pattern fits.
+            English without a tree then needs ``agreement="ignore"``.
         label_policy: The label of a perturbed pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
-            or a function from the old label to the new, None to leave the pair out. Published data sets
-            disagree, so there is no default where pairs have labels. Only a swap in an entailed hypothesis
-            changes the label, unless the premise says both: ``labels=("entailment",)`` keeps those. A label is given
-            to every pair; a warning counts the rows that were no entailment before.
+            or a function from the old label to the new label (None leaves the pair out). Published data sets
+            disagree, so there is no default for pairs with labels. Only a swap in an entailed hypothesis
+            changes the label, unless the premise says both. ``labels=("entailment",)`` keeps such pairs. A fixed label
+            is given to every pair, and a warning counts the rows that were not *entailment* before.
         parser: ``"spacy"`` or ``"stanza"`` (English), or a function from texts to sentences such as
-            ``StanzaParser("de")``. It parses items without trees, which may be plain strings, and ``source`` is then
-            ``"dependencies"`` by default; the words of frames must be the parser's own. Where items have trees that a
-            parser made, it is the second opinion: both must find the same verb with the same arguments.
-        nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, where
-            ``label_policy`` gives one to the others; None leaves these out. The columns ``negated`` and ``mood`` tell
-            them apart; docs/probes.md says how they are found.
-        languages: ISO codes of the languages to swap by frames and dependencies. In most others than English word
-            order does not mark the roles, and no reader has checked the swaps; ``languages=("de",)`` makes them
-            anyway, where no case, agreement or reflexive tells the roles.
-        side: The side of a pair to perturb. A sentence becomes a pair itself: premise the sentence,
-            hypothesis its swap. Its original label is ``"entailment"`` where ``label_policy`` gives the swap a label.
-        spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` gives a row for each.
+            ``StanzaParser("de")``. The parser reads items without trees, which may be plain strings. ``source`` is then
+            ``"dependencies"`` by default, and the words of frames must be those of the parser. If items have trees from
+            another parser, ``parser`` is a second opinion: both must find the same verb with the same arguments.
+        nonassertive_label: The label of a perturbed pair whose sentence is negative, conditional or a question, if
+            ``label_policy`` gives a label to other pairs. None leaves such pairs out. They have their own values in the
+            columns ``negated`` and ``mood``; docs/probes.md says how they are found.
+        languages: ISO codes of the languages to swap by frames and dependencies. In most languages except English, word
+            order does not mark the roles, and no reader has checked the swaps. ``languages=("de",)`` makes the swaps
+            anyway, if no case, agreement or reflexive marks the roles.
+        side: The side of a pair to perturb. A single sentence becomes a pair: the premise is the sentence, and the
+            hypothesis its swap. The original label is ``"entailment"`` if ``label_policy`` gives the swap a label.
+        spans: ``"one"`` draws one usable predicate of a sentence, ``"all"`` makes a row for each predicate.
         agreement: If the verb would not agree with its new subject, ``"skip"`` skips the swap, ``"reinflect"``
             changes the verb (English; needs lemminflect), ``"ignore"`` keeps it.
-        symmetric_verbs: Base forms of verbs for which the swapped sentence may mean the same. None takes
+        symmetric_verbs: Base forms of verbs for which the swapped sentence may mean the same. None:
             ``pelocality.probes.role_swap.english.SYMMETRIC_VERBS``.
         labels: Keep only pairs with these gold labels; None keeps all.
         seed: Seed of the choice of the predicate, together with the item's text and nothing else.
@@ -91,15 +91,15 @@ def semantic_role_swap(
         progress: Whether to show a progress bar, after three seconds.
 
     Returns:
-        A dataset with the columns of ``constituency_shuffling`` over pairs; ``category`` is the voice, the
-        category of a span its role (``"agreement"`` for a reinflected verb), ``size`` the words of both
+        A dataset with the columns of ``constituency_shuffling`` over pairs. ``category`` is the voice, the category of
+        a span is its role (``"agreement"`` for a reinflected verb), and ``size`` is the number of words of both
         arguments.
 
     Raises:
         TypeError: An argument has the wrong type, or ``label_policy`` returns something other than a string or None.
         ImportError: The parser or its model is not installed.
-        ValueError: An unknown choice; roles that are not two different ones, or others than ARG0 and ARG1 with a rule;
-            ``side`` or ``labels`` with sentences; or labelled pairs without ``label_policy``.
+        ValueError: An unknown choice; equal roles, or roles other than ARG0 and ARG1 with a rule; ``side`` or
+            ``labels`` with sentences; or labelled pairs without ``label_policy``.
 
     Examples:
         >>> from pelocality.corpora import Sentence, parse_bracketed
