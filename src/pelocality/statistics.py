@@ -70,7 +70,7 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     $$\frac{1}{1 + z^2 / n} \left(\hat p + \frac{z^2}{2n} \pm z \sqrt{\frac{\hat p (1 - \hat p)}{n} +
     \frac{z^2}{4n^2}}\right)$$
 
-    Its width is not zero where all trials succeed, unlike that of a bootstrap. The trials are taken to be independent.
+    If all trials succeed, the width is not zero, unlike that of a bootstrap. The trials are assumed to be independent.
 
     Args:
         successes: Number of successes, any shape.
@@ -134,9 +134,9 @@ def proportion(successes: int, trials: int, confidence: float = 0.95) -> Estimat
 def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
     r"""Return intervals of proportions whose trials depend on each other within groups, elementwise.
 
-    Wilson's interval with the effective number of trials: as many independent ones would leave the proportion as
-    uncertain (Korn and Graubard, 1998; Dean and Pagano, 2015). With the proportion $\hat p$ of $N$ trials, and $s_g$
-    successes among the $n_g$ trials of each of $G$ groups, the jackknife over groups gives the variance
+    This is Wilson's interval with the effective number of trials: the number of independent trials whose proportion
+    would be as uncertain (Korn and Graubard, 1998; Dean and Pagano, 2015). With the proportion $\hat p$ of $N$ trials,
+    and $s_g$ successes among the $n_g$ trials of each of $G$ groups, the jackknife over groups gives the variance
 
     $$v = \frac{G - 1}{G} \sum_g \left(\frac{s_g - \hat p n_g}{N - n_g}\right)^2$$
 
@@ -145,10 +145,11 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
     $$\left(\frac{t_{N - 1}}{t_{m - 1}}\right)^2 \frac{k + 1}{k \, v / \hat p (1 - \hat p) + 1 / m}, \qquad
     m = \frac{N^2}{\sum_g n_g^2}$$
 
-    with Student's quantiles $t$. The effective number of groups $m$ (Kish, 1965) is $G$ if all are of one size. It is
-    also the effective number of trials if all trials of a group succeed or fail together, which is assumed of one group
-    beside the $k$ groups that have any trial of the rarer outcome: these alone tell how alike trials are. With one
-    trial in each group the number is $N$. ``docs/evaluation.md`` has the coverage.
+    with Student's quantiles $t$. The effective number of groups $m$ (Kish, 1965) is $G$ if all groups have one size. If
+    all trials of a group succeed or fail together, $m$ is also the effective number of trials. Only the $k$ groups with
+    a trial of the rarer outcome tell how alike the trials of a group are. So one further group is assumed, whose trials
+    all succeed or fail together. With one trial in each group, the number is $N$. ``docs/evaluation.md`` has the
+    coverage.
 
     Args:
         successes: (groups, ...) number of successes in each group.
@@ -156,7 +157,7 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
         confidence: Coverage, in (0, 1).
 
     Returns:
-        Lower and upper ends, (...), in [0, 1]; NaN for no group, and for a single one of several trials.
+        Lower and upper ends, (...), in [0, 1]; NaN for no group, and for a single group of several trials.
 
     Raises:
         TypeError: Successes, trials or a coverage that are not real numbers.
@@ -260,33 +261,33 @@ def mean_over_groups(
 
     Rows of one group (the perturbations or the words of one sentence) may depend on each other in any way.
 
-    *Differences of paired proportions*, values that are all -1, 0 or 1 between ``least`` -1 and ``most`` 1, get the
-    interval of Bonett and Price (2012). With the shares $\hat p_+$ and $\hat p_-$ of ones and minus ones, and the
-    effective number of rows $n$ (see `wilson_over_groups`; all rows if each is a group),
+    *Differences of paired proportions* get the interval of Bonett and Price (2012). These are values that are all -1, 0
+    or 1, with ``least`` -1 and ``most`` 1. With the shares $\hat p_+$ and $\hat p_-$ of ones and minus ones, and the
+    effective number of rows $n$ (see `wilson_over_groups`; all rows if each is a group), the interval is
 
     $$p_\pm = \frac{n \hat p_\pm + 1}{n + 2}, \qquad
     p_+ - p_- \pm z \sqrt{\frac{p_+ + p_- - (p_+ - p_-)^2}{n + 2}}$$
 
-    It has a width also if no row differs.
+    This interval has a width even if no row differs.
 
     *Other values* get Student's t interval of the jackknife over groups, with the mean $\bar x_{-g}$ without each of
     the $G$ groups, and the effective number of groups $m = N^2 / \sum_g n_g^2$:
 
     $$\bar x \pm t_{m - 1} \sqrt{\frac{G - 1}{G} \sum_g (\bar x_{-g} - \bar x)^2}$$
 
-    Both are cut at the least and the most that a value can be. ``docs/evaluation.md`` has the coverage.
+    Both intervals are cut at the smallest and the largest possible value. ``docs/evaluation.md`` has the coverage.
 
     Args:
         values: (rows,) numbers.
-        groups: (rows,) names of groups: a tensor, or anything that can be the key of a dictionary, 1 and "1" being two,
-            as None and NaN are.
+        groups: (rows,) names of groups: a tensor, or anything that can be the key of a dictionary. 1 and "1" are two
+            groups, and so are None and NaN.
         confidence: Coverage, in (0, 1).
-        least: The least that a value can be; -1 for differences of shares.
-        most: The most.
+        least: The smallest possible value; -1 for differences of shares.
+        most: The largest possible value.
 
     Returns:
-        The mean of all rows and its interval; NaN for a single group of several rows, and for other values than
-        differences of paired proportions also for a single row.
+        The mean of all rows and its interval. The interval is NaN for a single group of several rows. For a single row
+        it is NaN too, except for differences of paired proportions.
 
     Raises:
         TypeError: Values or a confidence that are not real numbers, or names that cannot be keys, such as lists.
@@ -423,24 +424,23 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
-    r"""Return exact p-values of sums over groups, each group's sum being as likely positive as negative.
+    r"""Return exact p-values of sums over groups, if the sum of a group is as likely positive as negative.
 
     With the sum $d_g$ of each group (a sentence: items on which a head is correct and the other not, minus the
     reverse) and independent fair signs $s_g$,
 
     $$p = P\left(\sum_g s_g d_g \ge \sum_g d_g\right)$$
 
-    over all $2^G$ signs: a permutation test that exchanges whole groups, whose rows may depend on each other in any
-    way. Where no sum is larger than 1 it is McNemar's (1947) exact test. The distribution is the
-    convolution of the binomial ones of groups with equally large sums; no term is negative, so that the smallest
-    p-values are exact too.
+    over all $2^G$ signs. This permutation test exchanges whole groups, whose rows may depend on each other in any way.
+    If no sum is larger than 1, it is McNemar's (1947) exact test. The distribution is a convolution of binomial
+    distributions, one for the groups of each size of sum. No term is negative, so the smallest p-values are exact too.
 
     Args:
         differences: (groups, tests) whole numbers.
         two_sided: Test for a difference in either direction.
 
     Returns:
-        (tests,), in (0, 1]; 2e-308, the smallest normal number of float64, where it is less.
+        (tests,), in (0, 1]. The smallest value is 2e-308, the smallest normal number of float64.
 
     Raises:
         TypeError: Differences that are not numbers, or ``two_sided`` is neither True nor False.

@@ -106,7 +106,7 @@ def head_grid(
 def bands(
     result: Any, column: str = "variance", *, layer: int | None = None, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw which frequencies heads use as a heat map: bands as columns, from fast to slow, and layers or heads as rows.
+    """Draw which frequencies heads use, as a heat map of bands (from fast to slow) and layers or heads.
 
     Args:
         result: What ``rotary_bands`` returned.
@@ -154,7 +154,9 @@ def bands(
 def head_classes(
     result: Any, *, threshold: float = 0.4, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw the class of each head as a map of layers and heads, each with a sign and a colour, "other" left blank.
+    """Draw the class of each head as a map of layers and heads, with a symbol and a colour for each class.
+
+    Heads of the class "other" are blank.
 
     Args:
         result: What ``head_classes`` of ``pelocality.models`` returned.
@@ -279,12 +281,12 @@ def comparison(
 def trajectory(
     table: pd.DataFrame, metric: str | None = None, *, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
-    """Draw a metric per layer over training; over several seeds, their mean, and as a band its 95 % interval.
+    """Draw a metric per layer over training. For several seeds, draw their mean, and its 95 % interval as a band.
 
     Args:
         table: One row per step and layer, such as ``LocalityCallback.table``; with a column ``seed``, also per seed.
-            The band is Student's t interval over the seeds; a single run has none.
-        metric: The column to draw. None: locality, past locality if the table has that, as of causal models.
+            The band is Student's t interval over the seeds. A single run has no band.
+        metric: The column to draw. None: past locality if the table has it (causal models), otherwise locality.
         ax: Where to draw; a new figure if None.
         title: Title of the axes.
 
@@ -294,8 +296,8 @@ def trajectory(
     Raises:
         ImportError: Matplotlib is missing.
         TypeError: The table is not a DataFrame.
-        ValueError: A column is missing, the table is empty, or it has several rows for one step, layer and seed, or one
-            without a step or a layer.
+        ValueError: A column is missing, the table is empty, there are several rows for one step, layer and seed, or a
+            row has no step or no layer.
 
     Examples:
         >>> import pandas as pd

@@ -27,8 +27,8 @@ def heatmap(
     """Draw one attention matrix: queries as rows, keys as columns, larger weights darker.
 
     Args:
-        attention: One matrix (n, n), or a result or a model's output with one; rows sum to 1. Queries need not be the
-            keys, (m, n).
+        attention: One matrix (n, n) whose rows sum to 1, or a result or a model's output with one matrix. Queries need
+            not be the keys, (m, n).
         ax: Where to draw; a new figure if None.
         scale: ``"log"`` shows small weights, over at most six decades below the largest weight; zero is white.
         title: Title of the axes.
@@ -86,7 +86,7 @@ def profiles(
     Args:
         attention: Matrices (..., n, n), a result, an encoding, or what `measure_relative` returned for an encoding too
             long for a matrix, averaged over the leading axes; or a mapping of several by name.
-        positions: As for `distance_profile`, for all of them. On a grid, distance has no sign.
+        positions: As for `distance_profile`, the same for all matrices. On a grid, distance has no sign.
         ax: Where to draw; a new figure if None.
         reach: Largest distance drawn, in tokens or in the unit of the positions. The label of the axis says how far
             distances go if some are not drawn.
@@ -151,12 +151,12 @@ def key_profiles(
 ) -> tuple[Figure, Axes]:
     """Draw the attention of one query to each key position, with one line per layer or model.
 
-    Of a ``rollout`` or an ``influence`` of a decoder, the last query shows which parts of a text count over depth.
+    In a ``rollout`` or an ``influence`` of a decoder, the last query shows which parts of a text count over depth.
 
     Args:
         attention: Matrices (..., n, n), averaged over the leading axes; or a mapping of several by name, such as the
             layers of a rollout. Their lengths may differ, and queries need not be the keys, (..., m, n).
-        query: The position of the query; negative ones count from the end.
+        query: The position of the query; negative numbers count from the end.
         ax: Where to draw; a new figure if None.
         title: Title of the axes.
 
@@ -197,10 +197,10 @@ def on_grid(
     ax: Axes | None = None,
     title: str = "",
 ) -> tuple[Figure, Axes]:
-    """Draw the attention to the places of a plane: of one query, or around all queries.
+    """Draw the attention of one query to the places of a plane, or the mean attention around all queries.
 
-    Around all queries, the image is by displacement from query to key, with the query in the middle: the mean attention
-    over all pairs of places that a vector leads from one to the other.
+    Around all queries, the image has the query in the middle, and a pixel for each displacement from query to key. A
+    pixel is the mean attention over all pairs of places with this displacement.
 
     Args:
         attention: Matrices (..., n, n), averaged over the leading axes, or a result.
@@ -216,7 +216,7 @@ def on_grid(
     Raises:
         ImportError: Matplotlib is missing.
         TypeError: Not attention, or a query that is not an integer.
-        ValueError: No positions, or of another number of coordinates than two; a query outside of the positions.
+        ValueError: No positions, or positions that do not have two coordinates; a query outside of the positions.
 
     Examples:
         >>> from pelocality import Positions

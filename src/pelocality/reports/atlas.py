@@ -163,14 +163,14 @@ def atlas_row(report: Report) -> dict[str, Any]:
 def compare_models(
     models: Iterable[Any], path: str | Path | None = None, *, progress: bool = True, **options: Any
 ) -> Atlas:
-    """Return models side by side: a row of numbers for each.
+    """Compare models, with a row of numbers for each.
 
     Args:
-        models: For each what `report` takes: a model, a name or a folder; a pair of a model and its tokenizer; or the
-            ``.json`` file of a row that was made before.
+        models: A list. Each entry is a model, a name or a folder, as for `report`; a pair of a model and its tokenizer;
+            or the ``.json`` file of a row that was made before.
         path: Where to write: a folder for a JSON file per model, otherwise the page.
         progress: Show a progress bar for each model.
-        options: Of `report`, the same for all models.
+        options: Arguments of `report`, the same for all models.
 
     Returns:
         An `Atlas`.

@@ -21,12 +21,12 @@ class Chart:
         title: What is shown.
         x_title: Label of the horizontal axis, with its unit.
         y_title: Label of the vertical axis, with its unit.
-        x: Values or names along the horizontal axis; of points, and of lines that differ in it, a list per name.
-        values: Of a grid a list per row, otherwise a list per name.
+        x: Values or names along the horizontal axis. For points, and for lines with different values, a list per name.
+        values: For a grid a list per row, otherwise a list per name.
         names: Names of the rows, the lines, the bars or the groups of points.
         ordered: Whether the names have an order, such as layers.
         centred: Whether colours are centred at 0.
-        labels: Of points, what each of them is, a list per name.
+        labels: For points, the label of each point, a list per name.
     """
 
     kind: Literal["grid", "lines", "bars", "groups", "points"]
@@ -43,7 +43,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Part:
-    """One question about a model: its numbers, how to read them, and what they say.
+    """One question about a model, with its numbers and figures.
 
     Attributes:
         how: How to read the figure, one sentence.
@@ -72,11 +72,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Report:
-    """All parts of a model, and what made them.
+    """All parts of a report on a model, and their source.
 
     Attributes:
         name: The name of the model.
-        parts: The parts, in the order of the page; those that the model does not support with their ``reason``.
+        parts: The parts, in the order of the page. A part that the model does not support has a ``reason``.
         facts: What the model is: class, type, layers, heads, parameters.
         source: Versions, settings and the commands that make the same report.
     """

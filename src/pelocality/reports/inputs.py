@@ -20,7 +20,7 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
         name: A hub name, a local folder, or a ``.gguf`` file.
 
     Returns:
-        The model in float32 and in evaluation mode, and its tokenizer, None where there is none.
+        The model in float32 and in evaluation mode, and its tokenizer, or None if there is none.
 
     Raises:
         OSError: Nothing of this name is found.
@@ -47,16 +47,16 @@ def default_texts() -> list[str]:
 def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int = 24) -> list[dict[str, Tensor]]:
     """Return texts of one length: consecutive lines joined, cut, and with the special tokens of the tokenizer.
 
-    With texts of one length no position has fewer texts than another.
+    If texts have one length, every position has the same number of texts.
 
     Args:
         lines: Paragraphs.
         tokenizer: The model's tokenizer.
-        length: Tokens of each text, special tokens aside.
-        number: The most texts to return.
+        length: Tokens of each text, without special tokens.
+        number: The largest number of texts to return.
 
     Returns:
-        Batches with ``input_ids`` and ``attention_mask``, as `text_average` takes them.
+        Batches with ``input_ids`` and ``attention_mask``, as `text_average` accepts them.
 
     Raises:
         ValueError: The lines have fewer tokens than one text needs.
@@ -86,12 +86,12 @@ def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int 
 
 
 def order_pairs(lines: Iterable[str], seed: int = 0, number: int = 24) -> dict[str, Any]:
-    """Return the first sentence of each line beside itself in another order, as `evaluate_minimal_pairs` takes them.
+    """Return the first sentence of each line in two orders, as pairs for `evaluate_minimal_pairs`.
 
     Args:
         lines: Paragraphs, with spaces between words.
         seed: Seed of both orders.
-        number: The most sentences.
+        number: The largest number of sentences.
 
     Returns:
         Datasets by what was changed: two neighbouring words have changed places, or all words were shuffled.

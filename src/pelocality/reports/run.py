@@ -49,21 +49,22 @@ def report(
     seed: int = 0,
     progress: bool = True,
 ) -> Report:
-    """Return all that this library says of a model, as plain numbers and as one HTML page.
+    """Return all measurements of a model, as plain numbers and as one HTML page.
 
-    Each part has figures to hover over and zoom into, a sentence on how to read them, a sentence on what is notable,
-    computed from the numbers, the numbers as a table, and the line of code that makes them. A part that the model does
-    not support holds the reason. The page is one file that loads nothing, and opens offline.
+    Each part has figures that can be zoomed, a sentence on how to read them, a sentence on what is notable, the numbers
+    as a table, and the line of code that makes them. The sentence on what is notable is computed from the numbers. If
+    the model does not support a part, the part holds the reason. The page is one file that loads nothing, and opens
+    offline.
 
-    Numbers of few words and texts are a first look: the intervals in the tables are of them alone.
+    The numbers are from few words and texts, as a first look. Intervals in the tables are over these words and texts.
 
     Args:
         model: A transformers model or a `SequenceModel` of any module; or a hub name, a local folder or a ``.gguf``
             file, which `load_model` reads with its tokenizer.
-        tokenizer: Its tokenizer; None for that of its name or folder, if it has one.
+        tokenizer: Its tokenizer; None for the tokenizer of its name or folder, if there is one.
         path: Where to write the page, or the numbers if it ends in ``.json``; None writes nothing.
-        texts: Paragraphs as strings, or tokenised batches as `text_average` takes them; None: a story that was written
-            for this library. Strings are joined and cut by `text_batches`, so that all texts have one length.
+        texts: Paragraphs as strings, or tokenised batches as `text_average` accepts them; None: a story that was
+            written for this library. `text_batches` joins and cuts strings, so that all texts have one length.
         length: Positions of words and texts; None: 64, or as many as the model has.
         words: The number of repeated words.
         seed: Seed of words, directions and shuffles.

@@ -30,12 +30,13 @@ def dependency_accuracy(
 ) -> DependencyAccuracy:
     r"""Return how often the word that a head attends to most is the true syntactic head or dependent.
 
-    The protocol of Clark et al. (2019, section 4). Attention to a word is summed over its sub-words, attention from
-    a word averaged over them; special tokens and the word itself are excluded. With $w(i)$ the most attended
-    word of word $i$, over the arcs $h \to d$ of one relation:
+    The method is that of Clark et al. (2019, section 4). Attention to a word is summed over its sub-words, and
+    attention from a word is averaged over them. Special tokens and the word itself are excluded. With $w(i)$ the most
+    attended word of word $i$, over the arcs $h \to d$ of one relation:
 
     - ``"dependent to head"``: how often $w(d) = h$, over dependents;
-    - ``"head to dependent"``: how often $w(h)$ is a dependent of $h$ by this relation, over heads that have one.
+    - ``"head to dependent"``: how often $w(h)$ is a dependent of $h$ by this relation, over heads with such a
+      dependent.
 
     Clark et al. define the second direction in this way; their released code uses, for each dependent, the word
     that attends *to it* most, which is a different number.
@@ -45,21 +46,21 @@ def dependency_accuracy(
     on the other. Only the index of the most attended word is kept, two bytes for each word, layer and head, not the
     attention maps.
 
-    A word of a causal model sees no later word. An arc is then scored in one direction only, from the later of its two
-    words to the earlier, by heads and offsets alike: a relation whose heads all come later (``det`` in English) has no
-    items from dependent to head.
+    A word of a causal model sees no later word. So heads and offsets score an arc in one direction only, from the later
+    of its two words to the earlier. A relation whose heads all come later (``det`` in English) has no items from
+    dependent to head.
 
-    A word of which the tokenizer keeps no token (a space of width zero, U+FFFD) has no attention. Its arcs are not
-    scored, and ``notes`` of the result counts them.
+    If the tokenizer keeps no token of a word (a space of width zero, U+FFFD), the word has no attention. Its arcs are
+    not scored, and ``notes`` of the result counts them.
 
-    Where ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
+    If ``torch.distributed`` is initialised, each process reads a part of the sentences, and all return the result.
 
     Args:
         model: A transformers model that returns attention.
         tokenizer: Its fast tokenizer; it receives words one by one, and its ``word_ids()`` aligns the tokens.
             Byte-level tokenizers need ``add_prefix_space=True``.
-        sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return. Those with the words
-            of an earlier one are left out and counted: they would say no more, but count as independent.
+        sentences: Sentences with dependencies, such as ``read_conllu`` and ``read_frames`` return. A sentence with the
+            words of an earlier sentence is left out and counted, because the two are not independent.
         subtypes: Keep subtypes of relations apart (``nsubj:pass`` from ``nsubj``).
         batch_size: Sentences of one length in tokens per forward pass; nothing is padded.
         seed: Seeds the split into halves.

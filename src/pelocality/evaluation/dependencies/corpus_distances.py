@@ -19,7 +19,7 @@ class DependencyDistances(DisplayMixin):
 
     Attributes:
         counts: One row for each ``language``, ``relation`` and signed ``offset`` (position of the head minus
-            position of the dependent, in words: positive where the head comes later), with its ``count``.
+            position of the dependent, in words: positive if the head comes later), with its ``count``.
         sentences: Number of sentences, by language.
         punctuation: Whether punctuation counts as words.
     """

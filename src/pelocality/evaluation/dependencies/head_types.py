@@ -67,19 +67,19 @@ def compare_head_types(
     """Compare the accuracy of positional and contextual heads on each relation.
 
     Chen et al. (2023, section 3.6.2) report that positional heads do better on short relations (``auxpass``,
-    ``compound``), contextual heads on long ones (``dobj``). How they classified heads is not known; here
-    the heads with the highest share of attention that position explains are positional, those with the lowest
-    contextual. Both types have the same number of heads, as the best of many heads is better than the best of few.
-    For each type, the best head of a relation is chosen on one half of the sentences and scored on the other; the two
-    heads are compared on the same items, with an interval over sentences.
+    ``compound``), and contextual heads on long relations (``dobj``). It is not known how they classified heads. In this
+    function, heads are positional if position explains the highest shares of their attention, and contextual if it
+    explains the lowest shares. Both types have the same number of heads, because the best of many heads is better than
+    the best of few. For each type, the best head of a relation is chosen on one half of the sentences and scored on the
+    other half. The two heads are compared on the same items, with an interval over sentences.
 
     Args:
         accuracy: From `dependency_accuracy`.
-        share: A `TextAverage` of the same model, of which the ``share`` is read, or any (layer, head) numbers that are
-            higher for positional heads, in the order of ``accuracy.layers``. Heads with NaN (they attend uniformly) are
-            neither.
-        heads: Number of heads of each type; None takes half of the heads that have a share. The heads in between are
-            neither.
+        share: A `TextAverage` of the same model, whose ``share`` is read, or any (layer, head) numbers that are higher
+            for positional heads, in the order of ``accuracy.layers``. Heads with NaN (they attend uniformly) have
+            neither type.
+        heads: Number of heads of each type. None: half of the heads that have a share. The heads in between have
+            neither type.
         minimum: Leave out relations with fewer items in either half.
         confidence: Coverage of the intervals, in (0, 1).
 
@@ -87,9 +87,8 @@ def compare_head_types(
         A `HeadTypes`.
 
     Raises:
-        TypeError: An accuracy that is not from ``dependency_accuracy``, a share that is not of numbers, or a confidence
-            that is not one.
-        ValueError: A share of other layers or another shape, or known for fewer than 2 heads; too many heads, too few
+        TypeError: An accuracy that is not from ``dependency_accuracy``, or a share or a confidence that is not numeric.
+        ValueError: A share of other layers, of another shape, or for fewer than 2 heads; too many heads, too few
             sentences, or a confidence outside (0, 1).
 
     Examples:

@@ -75,9 +75,9 @@ class DependencyAccuracy(DisplayMixin):
         words: One row for each word: ``sentence`` (number), ``uid``, ``word`` and ``head`` (from 0 within the
             sentence, -1 for the root), ``relation``, ``half`` (0 where heads are chosen, 1 where they are scored).
         attended: (words, layer, head), the word that each word attends to most, from 0 within the sentence; -1
-            where no other word is visible (the first word of a causal model); -2 for a word of which the tokenizer
-            keeps no token (such as U+200B), whose arcs are not scored.
-        layers: The layers of the model that the layer axis stands for; those without attention are not among them.
+            if no other word is visible (the first word of a causal model); -2 for a word without a token (such as
+            U+200B), whose arcs are not scored.
+        layers: The layers of the model along the layer axis; layers without attention are left out.
         model: Name of the model, and what was attached to it.
         sentences: Number of sentences used.
         dropped: Number of sentences that could not be used, by reason.
@@ -164,9 +164,9 @@ class DependencyAccuracy(DisplayMixin):
     def best(self, minimum: int = 20, confidence: float = 0.95) -> pd.DataFrame:
         """Return the best head of each relation and direction, compared with the best fixed offset.
 
-        Both are chosen on one half of the sentences and scored on the other. All intervals are over sentences, those
-        of accuracies Wilson's. ``q`` is the Benjamini-Hochberg adjusted p-value of the head
-        against the offset; the family is every head, relation and direction (`to_frame`).
+        Both are chosen on one half of the sentences and scored on the other half. All intervals are over sentences.
+        Those of accuracies are Wilson's. ``q`` is the Benjamini-Hochberg adjusted p-value of the head against the
+        offset; the family is every head, relation and direction (`to_frame`).
 
         Args:
             minimum: Leave out relations with fewer items in either half.
