@@ -164,7 +164,7 @@ def test_attention_layers_take_them():
         (
             lambda: PositionedEncoding(DistanceTable(), GRID),
             ValueError,
-            r"has numbers at whole distances, and others occur; give Positions\(..., ring=1\)",
+            r"has numbers at whole distances only; give Positions\(..., ring=1\)",
         ),
         (
             lambda: DisplacementTable(2, Positions(range(4), queries=range(2))),

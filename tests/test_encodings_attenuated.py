@@ -186,8 +186,8 @@ def test_a_learned_encoding_starts_from_its_arguments():
         ({"scale": math.inf}, ValueError, "scale must be finite"),
         ({"form": "bias"}, ValueError, "form must be"),
         ({"learnable": "slope"}, ValueError, "learnable must be"),
-        ({"causal": True, "symmetry": 2.0}, ValueError, "hides the right side"),
-        ({"causal": True, "learnable": ["symmetry"]}, ValueError, "hides the right side"),
+        ({"causal": True, "symmetry": 2.0}, ValueError, "the right side is hidden"),
+        ({"causal": True, "learnable": ["symmetry"]}, ValueError, "the right side is hidden"),
     ],
 )
 def test_invalid_arguments_of_an_attenuated_encoding_raise_errors(arguments, error, words):

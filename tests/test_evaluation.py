@@ -213,7 +213,7 @@ def test_placeholder_names_of_classes_are_refused_unless_labels_are_given():
 def test_a_model_that_is_called_otherwise_is_refused_with_the_way_out():
     model = classifier()
     model.predict = lambda pairs: pairs  # as a CrossEncoder has
-    with pytest.raises(ValueError, match=r"model must be called as classifiers of transformers are.*pass its \.model"):
+    with pytest.raises(ValueError, match=r"model must accept the inputs of a .*classifier.*pass its \.model"):
         evaluate(model, wordpiece(), shuffled())
 
 

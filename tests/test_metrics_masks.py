@@ -126,7 +126,7 @@ def test_a_float_mask_that_hides_keys_in_attention_leaves_them_out_of_a_metric(l
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"), [([4, 6], "not at padding"), ([4, 5], "of a mask that is True at padding")]
+    ("tokens", "words"), [([4, 6], "not at padding"), ([4, 5], "for a mask that is True at padding")]
 )
 def test_a_mask_that_marks_padding_is_refused_with_the_way_out(tokens, words):
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)

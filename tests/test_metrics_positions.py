@@ -250,7 +250,7 @@ def test_graph_distances_measure_what_needs_no_direction():
     assert metrics.monotonicity(attention, positions=graph).tolist() == [1.0]
     assert graph.profile_distances.tolist() == [0, 1, 2]
     for name in DIRECTED | {"symmetry", "relative_asymmetry", "measure"}:
-        with pytest.raises(ValueError, match="positions of distances have no"):
+        with pytest.raises(ValueError, match="distances have no"):
             getattr(metrics, name)(attention, positions=graph)
 
 
@@ -399,14 +399,14 @@ def test_rectangles_need_positions_where_distance_counts_and_say_so():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "positions are either coordinates"),
-        ({"keys": [1, 2], "distances": [[0, 1], [1, 0]]}, "positions are either coordinates"),
-        ({"distances": [[0, 1], [1, 0]], "queries": [1, 2]}, "positions are either coordinates"),
-        ({"keys": [0, 1, 2, 0, 1]}, r"positions begin again at token 3; of packed sequences give Positions\.packed"),
+        ({}, "positions need either keys="),
+        ({"keys": [1, 2], "distances": [[0, 1], [1, 0]]}, "positions need either keys="),
+        ({"distances": [[0, 1], [1, 0]], "queries": [1, 2]}, "positions need either keys="),
+        ({"keys": [0, 1, 2, 0, 1]}, r"positions begin again at token 3; for packed sequences give Positions\.packed"),
         ({"keys": [0, 1, 2], "sequence": [0, 1]}, "sequence must be one integer for each key"),
         ({"keys": [0.0, 1e200]}, "keys must be finite"),
         ({"keys": [0, 1], "tolerance": -1}, "tolerance must be at least 0"),
-        ({"keys": [[1, 2]], "queries": [1]}, "queries and keys must have as many coordinates, got 1 and 2"),
+        ({"keys": [[1, 2]], "queries": [1]}, "queries and keys must have the same number of coordinates, got 1 and 2"),
         ({"keys": [1, 2], "queries": [1], "before": 1}, "before= is for tokens that are queries and keys"),
         ({"keys": [1, 2], "ring": 0}, "ring must be above 0"),
         ({"distances": [[0, -1]]}, "distances must be at least 0"),

@@ -306,7 +306,7 @@ def test_errors_name_the_invalid_argument():
         attach(model, NoEncoding(), position_embeddings="drop")
     with pytest.raises(ValueError, match="example_inputs is for modules that read no token ids"):
         attach(SequenceModel(model), NoEncoding(), example_inputs=tokens(1, 4))
-    with pytest.raises(ValueError, match=r"reads them: leave it out; .* pass SequenceModel\(model, inputs="):
+    with pytest.raises(ValueError, match=r"does: leave it out; .* pass SequenceModel\(model, inputs="):
         attach(model, NoEncoding(), example_inputs=tokens(1, 4))
     with pytest.raises(TypeError, match="transformers PreTrainedModel"):
         attach(nn.Linear(2, 2), NoEncoding())

@@ -420,7 +420,7 @@ def test_invalid_types_are_refused_by_the_constructor(options):
 def test_a_model_that_the_source_cannot_measure_is_refused_when_training_starts(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
     add_callback(trainer, source="encodings")
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="found no encoding"):
         trainer.train()
 
 

@@ -113,9 +113,9 @@ def test_a_random_function_is_refused():
         return [attend(hidden, hidden, hidden, average_attn_weights=False)[1]]
 
     model = AttentionFunction(function, vocabulary_size=30)
-    with pytest.raises(ValueError, match=r"other attention to the same ids, as with dropout; call \.eval\(\)"):
+    with pytest.raises(ValueError, match=r"different attention for the same ids, as with dropout; call \.eval\(\)"):
         positional_attention(model, length=6, words=3)
-    with pytest.raises(ValueError, match="other attention to the same ids"):
+    with pytest.raises(ValueError, match="different attention for the same ids"):
         text_average(model, [{"input_ids": tokens(4, N) % 30}], special_tokens=True)
     drop.eval()
     once, again = (positional_attention(model, length=6, words=3).attention for _ in range(2))

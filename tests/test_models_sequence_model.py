@@ -667,7 +667,7 @@ def test_positions_are_given_with_the_model():
 
 def test_a_table_by_distance_along_a_line_is_not_made_from_a_grid():
     result = positional_attention(SequenceModel(vit(), inputs=identical_patches(4)), length=16, words=1)
-    with pytest.raises(ValueError, match="attention is of positions that are no line"):
+    with pytest.raises(ValueError, match="attention must be of tokens on a line"):
         DistanceTable.from_attention(result)
 
 
@@ -680,5 +680,5 @@ def test_text_without_its_special_tokens_lies_at_given_positions():
     assert result.positions.shape == (5, 5)
     expected = metrics.locality(result.attention, positions=np.arange(5) / 2)
     torch.testing.assert_close(result.per_sample["locality"].mean(0), expected)
-    with pytest.raises(ValueError, match="positional_logits are by the distance of tokens on a line"):
+    with pytest.raises(ValueError, match="positional_logits need tokens on a line"):
         positional_logits(bert, length=5)

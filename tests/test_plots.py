@@ -198,7 +198,7 @@ def test_profiles_on_a_grid_are_by_ring():
     _, ax = plots.profiles(attention, positions=seconds, reach=3)
     assert ax.lines[0].get_xdata().tolist() == [k / 2 for k in range(-6, 7)]
     placed = SimpleNamespace(attention=attention, positions=grid)
-    with pytest.raises(ValueError, match="distance has no sign among the positions of grid"):
+    with pytest.raises(ValueError, match="distance has no sign at the positions of grid"):
         plots.profiles({"grid": placed, "line": attention})
 
 
@@ -440,11 +440,11 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.heatmap(torch.eye(4), scale="sqrt"), "scale"),
         (lambda: plots.head_grid(torch.rand(4)), "layer, head"),
         (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "attention must be square"),
-        (lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True), r"\['a'\], which has some"),
+        (lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True), r"\['a'\] has only some"),
         (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"), "did you mean 'locality'"),
         (lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"), "metric must be .*'locality'"),
         (lambda: plots.comparison({}), "empty"),
-        (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"metric='entropy' .*\['a'\] is numbers"),
+        (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"metric='entropy' .*\['a'\] holds numbers"),
         (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),
         (lambda: plots.head_grid(torch.rand(2, 3), limits=(1, 0)), r"limits must be the smallest .* got \(1, 0\)"),
         (lambda: plots.head_grid(torch.rand(2, 3), limits=(1,)), r"limits must be the smallest .* got \(1,\)"),
@@ -468,7 +468,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.key_profiles(torch.eye(4), query=4), r"query must be in -4\.\.3 for 4 queries, got 4"),
         (lambda: plots.key_profiles(torch.rand(3)), r"attention must be matrices, \(\.\.\., n, n\), got shape"),
         (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
-        (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; of a result give one"),
+        (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; for a result, give one"),
         (lambda: plots.comparison({"a": [[None, {}]]}), r"^values\['a'\] must be a tensor.*, got dict"),
         (lambda: plots.heatmap({"a": torch.eye(4)}), "^attention must be a tensor, an array or numbers, got dict"),
         (lambda: plots.heatmap(torch.eye(4) + 1j), "^attention must be real numbers, got Tensor of complex64"),

@@ -277,7 +277,7 @@ def test_minimal_pairs_know_the_builder_of_rows_joined_or_read_from_parquet(tmp_
     with pytest.raises(ValueError, match="no builder, premise, hypothesis"):
         minimal_pairs(datasets.Dataset.from_dict({"a": [1]}))
     for name in ("size", "original_premise", "hypothesis"):
-        with pytest.raises(ValueError, match=f"must have all columns of its builder but the labels; no {name}"):
+        with pytest.raises(ValueError, match=f"must have all columns of its builder except the labels; no {name}"):
             minimal_pairs(random_shuffling(PAIRS).remove_columns(name))
     with pytest.raises(ValueError, match="no spans"):
         minimal_pairs(random_shuffling(PAIRS, side="both").remove_columns("spans"))

@@ -256,7 +256,7 @@ def test_missing_names_of_several_kinds_are_several_groups(names):
         (lambda: sign_flip([["a"]]), TypeError, "differences must be real numbers, got list of <U1"),
         (lambda: sign_flip([[1], [1, 2]]), ValueError, "differences must be a tensor, an array or numbers, got list: "),
         (lambda: sign_flip([[1]], two_sided="no"), TypeError, "two_sided must be True or False, got 'no'"),
-        (lambda: sign_flip([1, 1, 1]), ValueError, r"\(groups, tests\), got shape \(3,\); of one test, add"),
+        (lambda: sign_flip([1, 1, 1]), ValueError, r"\(groups, tests\), got shape \(3,\); for one test, add"),
         (lambda: proportion_over_groups([0.5, 1], "ab"), ValueError, "successes must be true or false, got 0.5"),
         (lambda: proportion_over_groups([True], "ab"), ValueError, "groups must name one group for each value, got 2"),
         (lambda: wilson_over_groups([1], [1, 1]), ValueError, "successes must be \\(groups, ...\\) and trials"),

@@ -82,7 +82,7 @@ def failing_together() -> Iterator[list[Any]]:
     if failed := [each for each in found if isinstance(each, str)]:
         raise RuntimeError(f"another process failed: {failed[0]}")
     if any(each != same for each in found):
-        raise ValueError("all processes must be given the same words or batches; each takes its part of them by itself")
+        raise ValueError("all processes must be given the same words or batches; each selects its part by itself")
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -98,7 +98,7 @@ def refuse_sharded(model: nn.Module) -> None:
         parts = [*model.modules(), *model.parameters()]
         if any(isinstance(part, FullyShardedDataParallel | DTensor) for part in parts):
             advice = "load all its weights in each process, or spread it over the devices of one with device_map"
-            raise ValueError(f"{type(model).__name__} is sharded over processes, so that none can run it; {advice}")
+            raise ValueError(f"{type(model).__name__} is sharded over processes, so no process can run it; {advice}")
 
 
 def without_ddp(model: nn.Module) -> nn.Module:

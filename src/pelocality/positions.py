@@ -91,7 +91,7 @@ class Positions(Configurable):
         distances: Any = None,
     ) -> None:
         if (keys is None) == (distances is None) or (keys is None and queries is not None):
-            raise ValueError("positions are either coordinates, keys= and if need be queries=, or distances=")
+            raise ValueError("positions need either keys= (and queries=, if these differ) or distances=, not both")
         self.before = count("before", before, least=0)
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
@@ -101,7 +101,7 @@ class Positions(Configurable):
         self._keys, self._queries = (found[name][0] if name in found else None for name in ("keys", "queries"))
         if self._keys is not None and self._queries is not None and self._queries.shape[1] != self._keys.shape[1]:
             axes = f"{self._queries.shape[1]} and {self._keys.shape[1]} coordinates"
-            raise ValueError(f"queries and keys must have as many coordinates, got {axes}")
+            raise ValueError(f"queries and keys must have the same number of coordinates, got {axes}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         rounding = max((each for _, each in found.values()), default=0.0)
@@ -316,7 +316,7 @@ class Positions(Configurable):
         """
         if self._keys is None:
             advice = "give coordinates, or measure what needs distance alone, such as locality"
-            raise ValueError(f"positions of distances have no opposite keys, which symmetry compares; {advice}")
+            raise ValueError(f"positions given as distances have no opposite keys, which symmetry compares; {advice}")
         first = np.unique(self._places, return_index=True)[1]
         place = self._y[first]
         # axis by axis: which places agree with the reflection so far, by their number among the known combinations
@@ -455,8 +455,8 @@ def _refuse_packed(line: Floats) -> None:
     again = (step <= 0) & (line[1:] == line[0])
     if (step < 0).any() and bool((again | (step == 1)).all()):
         raise ValueError(
-            f"positions begin again at token {int(again.argmax()) + 1}; of packed sequences give "
-            "Positions.packed(position_ids), of places that come again coordinates of shape (n, 1)"
+            f"positions begin again at token {int(again.argmax()) + 1}; for packed sequences give "
+            "Positions.packed(position_ids), for repeated places, coordinates of shape (n, 1)"
         )
 
 

@@ -454,7 +454,7 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     check_unmasked("differences", differences)
     given = real_numbers("differences", differences)
     if given.ndim != 2:
-        raise ValueError(f"differences must be (groups, tests), got shape {given.shape}; of one test, add [:, None]")
+        raise ValueError(f"differences must be (groups, tests), got shape {given.shape}; for one test, add [:, None]")
     with np.errstate(invalid="ignore"):  # NaN and infinity
         sums = given.astype(np.int64)
     if (sums != given).any():

@@ -93,7 +93,7 @@ class PositionedEncoding(_PlacedEncoding):
         whole = bool((distance == distance.round()).all())
         if not whole and isinstance(encoding, DistanceTable | T5Buckets):
             advice = "give Positions(..., ring=1), which rounds them, or a DisplacementTable"
-            raise ValueError(f"{type(encoding).__name__} has numbers at whole distances, and others occur; {advice}")
+            raise ValueError(f"{type(encoding).__name__} has numbers at whole distances only; {advice}")
         sided = getattr(encoding, "signed", False) or isinstance(encoding, T5Buckets)
         leans = (sided or encoding.future_only is not None) and not encoding.causal
         if not self.positions.has_directions and (leans or not self._is_symmetric()):

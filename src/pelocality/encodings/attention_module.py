@@ -81,7 +81,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         encoding = NoEncoding() if encoding is None else encoding
         check_encoding(encoding, num_heads)
         if mode != "add" and isinstance(encoding, ContentEncoding):
-            raise TypeError(f"mode '{mode}' needs weights without content, which {type(encoding).__name__} has not")
+            raise TypeError(f"mode '{mode}' needs weights without content, and {type(encoding).__name__} has none")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(embed_dim, num_heads, dropout, bias, batch_first=True, **place)
         # disables the fused path of nn.TransformerEncoderLayer, which would ignore the encoding

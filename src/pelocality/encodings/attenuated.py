@@ -95,7 +95,7 @@ class AttenuatedEncoding(RelativeEncoding):
 
     def _check_symmetry(self, value: Tensor, causal: bool) -> None:
         if causal and (bool((value != 1).any()) or "symmetry" in self._learned):
-            raise ValueError("symmetry must be 1 and not learned with causal=True, which hides the right side")
+            raise ValueError("with causal=True, symmetry must be 1 and not learned, as the right side is hidden")
 
     def _register(self, name: str, value: Tensor) -> None:
         """Store an argument as a parameter if it is learned, else as a buffer."""

@@ -107,9 +107,9 @@ class DistanceTable(RelativeEncoding):
             raise ValueError(f"{type(encoding).__name__} masks some distances; a table can only hold finite numbers")
         symmetric = encoding.causal or torch.equal(bias, bias.flip(-1))
         if signed is False and not symmetric:
-            raise ValueError("encoding is not symmetric, and an unsigned table is; use signed=True")
+            raise ValueError("encoding is not symmetric, but an unsigned table is always symmetric; use signed=True")
         if shared and not torch.equal(bias, bias[:1].expand_as(bias)):
-            raise ValueError("the encoding's heads differ, and a shared table cannot; use shared=False")
+            raise ValueError("the encoding's heads differ, but a shared table is the same for all; use shared=False")
         signed = not symmetric if signed is None else signed
         table = cls(encoding.heads, length, signed, shared, learnable, encoding.causal)
         table.to(bias.device, encoding.dtype)
@@ -159,7 +159,7 @@ class DistanceTable(RelativeEncoding):
             (3, tensor([[-0.8000,  0.2000,  1.2000,  0.2000, -0.8000]]))
         """
         if getattr(attention, "positions", None) is not None:
-            raise ValueError("attention is of positions that are no line, for which a table by distance has no numbers")
+            raise ValueError("attention must be of tokens on a line; a table has no numbers for other positions")
         given = crop(attention, count("cut", cut, least=0), -cut or None).detach()
         inner = on_float64_device(given)
         n = inner.shape[-1]

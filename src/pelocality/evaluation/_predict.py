@@ -127,7 +127,7 @@ def _check_head(model: Any) -> None:
         raise ValueError(f"model must have a classification head, {name} has none; {advice}")
     if hasattr(model, "encode") or hasattr(model, "predict"):  # a model of sentence-transformers
         advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and label_names="
-        raise ValueError(f"model must be called as classifiers of transformers are, {name} is not; {advice}")
+        raise ValueError(f"model must accept the inputs of a transformers classifier, {name} does not; {advice}")
 
 
 class CallableClassifier:

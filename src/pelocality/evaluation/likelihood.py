@@ -217,7 +217,7 @@ def check_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> No
     moved, epsilon = _moved_by_last_token(model, tokenizer, ids)
     if moved > max(ROUNDING, 2 * epsilon):
         raise ValueError(
-            "model must attend to the left only, but another last token moves the earlier logits of "
+            "model must attend to the left only, but another last token changes the earlier logits of "
             f"{type(model.with_head).__name__} by {moved:.1g} of the largest; use pseudo_log_likelihood, or set "
             "config.is_decoder=True where the model was trained as a decoder"
         )

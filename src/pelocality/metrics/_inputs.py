@@ -68,7 +68,7 @@ class Matrices(NamedTuple):
         mass = kept.sum(-1, keepdim=True)
         if bool((mass <= 0).any()):
             raise ValueError(
-                "a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens, and of a"
+                "a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens, and for a"
                 " mask that is True at padding give ~mask"
             )
         visible = None if self.visible is None else self.visible[:, start:stop, start:stop]
@@ -172,8 +172,8 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
             raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
         raise ValueError(
-            f"attention must be square with positions, (..., n, n), got shape {shape}; of cross-attention and steps of "
-            "generate say where queries and keys lie, positions=Positions(keys, queries)"
+            f"attention must be square with positions, (..., n, n), got shape {shape}; for cross-attention or steps "
+            "of generate, say where queries and keys lie, positions=Positions(keys, queries)"
         )
 
 

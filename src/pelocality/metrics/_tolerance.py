@@ -79,7 +79,7 @@ def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:
         weights: (..., m, n), whose precision determines how exactly a row must sum to 1.
     """
     if not bool(torch.isfinite(totals).all()):
-        raise ValueError("attention contains NaN or infinity; leave rows out whose keys are all masked, with mask=")
+        raise ValueError("attention contains NaN or infinity; if all keys of a row are masked, leave it out with mask=")
     if smallest < 0:
         raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0

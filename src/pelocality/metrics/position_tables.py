@@ -84,7 +84,7 @@ def project(
     if bool(zeros[1:].any()) and not bool(zeros.all()):
         row = int(zeros[1:].nonzero()[0]) + 1
         raise ValueError(
-            f"table has zeros in row {row}, as a padding row that no token reads, nor those before it; pass the module "
+            f"table has zeros in row {row}, a padding row; no token reads it or the rows before it; pass the module "
             f"that holds the table, or table[{row + 1}:]"
         )
     if (query is None) != (key is None):

@@ -97,5 +97,5 @@ class AttentionFunction(SequenceModel):
         for one, other in zip(maps, self._attention(ids), strict=True):
             if not torch.allclose(one, other, rtol=0, atol=1e-3, equal_nan=True):
                 advice = "as with dropout; call .eval() on its modules"
-                raise ValueError(f"the function returns other attention to the same ids, {advice}")
+                raise ValueError(f"the function returns different attention for the same ids, {advice}")
         self._repeats = True

@@ -42,7 +42,7 @@ def as_array(name: str, values: Any) -> np.ndarray:
     try:
         return real_numbers(name, values).astype(float)
     except TypeError as error:
-        raise TypeError(f"{error}; of a result give one of its tensors, such as result.share") from error
+        raise TypeError(f"{error}; for a result, give one of its tensors, such as result.share") from error
 
 
 def attention_of(value: Any, length: int) -> Any:

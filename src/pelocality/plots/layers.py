@@ -255,7 +255,7 @@ def comparison(
         relative_depth = layers is None and None not in depths and len(set(depths)) > 1
     if relative_depth and None in depths:
         which = list(given)[depths.index(None)]
-        raise ValueError(f"relative_depth needs all layers, also of {which}, which has some; leave relative_depth out")
+        raise ValueError(f"relative_depth needs all layers, but {which} has only some; leave relative_depth out")
     every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
     fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
@@ -355,7 +355,7 @@ def _by_layer(
         raise ValueError(f"results would be drawn by different metrics: {different}; {advice}")
     plain = [name for name in values if name not in columns]
     if metric is not None and plain:
-        raise ValueError(f"metric={metric!r} is measured of attention, and {plain[0]} is numbers; leave metric out")
+        raise ValueError(f"metric={metric!r} measures attention, but {plain[0]} holds numbers; leave metric out")
     # results of some models have a number for each sample, of others for the mean alone
     ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns

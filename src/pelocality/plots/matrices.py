@@ -131,7 +131,7 @@ def profiles(
         lines[name] = distance[near], profile[near]
     if len(set(signed.values())) > 1:
         plain = ", ".join(name for name, has_sign in signed.items() if not has_sign)
-        raise ValueError(f"distance has no sign among the positions of {plain}, and one among the others'")
+        raise ValueError(f"distance has no sign at the positions of {plain}, but a sign at others; draw these apart")
     on_line = positions is None and all(getattr(each, "positions", None) is None for each in named.values())
     cut = f"to {reach:g} of {farthest:g}" if farthest > reach else ""
     units = ", ".join(filter(None, ["tokens" if on_line else "", cut]))

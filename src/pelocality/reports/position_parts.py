@@ -82,7 +82,7 @@ def profiles(subject: Subject) -> Part:
     """Return the distance profiles of the layers."""
     result = subject.repeated
     if result.positions is not None:
-        raise ValueError("a profile by signed distance needs tokens on a line; plots.on_grid shows those of a grid")
+        raise ValueError("a profile by signed distance needs tokens on a line; plots.on_grid draws attention on a grid")
     n = result.length
     means = distance_profile(result.attention, without_first=1).mean(1)
     distances = list(range(-(n - 2), 1 if result.source.causal else n - 1))

@@ -214,7 +214,7 @@ def order(subject: Subject) -> Part:
     from pelocality.evaluation import evaluate_minimal_pairs
 
     if subject.lines is None:
-        raise ValueError("word order is judged on texts as strings, and texts= holds batches")
+        raise ValueError("word order needs texts as strings, but texts= holds batches")
     pairs = order_pairs(subject.lines, subject.seed)
     rows = []
 

@@ -94,5 +94,5 @@ def _find_places(model: SequenceModel, inputs: Any) -> list[Place]:
         reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
         raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
     if first_column(model, inputs, values):
-        raise ValueError(f"an encoding cannot be attached to {model}: its first key is no token's")
+        raise ValueError(f"an encoding cannot be attached to {model}: its first key does not belong to a token")
     return list(found.values())

@@ -172,8 +172,8 @@ def _refuse_token_ids(model: Any) -> None:
     except (TypeError, ValueError):  # any other module
         return
     if known.config is not None:
-        advice = "leave it out; of a model that is refused without, pass SequenceModel(model, inputs=...)"
-        raise ValueError(f"example_inputs is for modules that read no token ids, {known} reads them: {advice}")
+        advice = "leave it out; if attach then fails, pass SequenceModel(model, inputs=...)"
+        raise ValueError(f"example_inputs is for modules that read no token ids, but {known} does: {advice}")
 
 
 def _kind(model: SequenceModel, encoding: Any) -> type[Kind]:

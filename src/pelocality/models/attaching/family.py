@@ -25,10 +25,10 @@ class FamilyBias(Kind):
         model, base, family = self.model, self.model.module, self.model.family
         if self.names:
             raise ValueError(
-                f"disable is for modules whose positions are not known, those of {model} are; leave it out"
+                f"disable is for modules whose positions are not known, but those of {model} are; leave it out"
             )
         if self.inputs is not None:
-            raise ValueError(f"example_inputs is for modules that read no token ids, {model} reads them; leave it out")
+            raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does; leave it out")
         _ = model.device  # this property refuses weights on the meta device
         if not family.attention_modules(base):
             raise ValueError(f"{model} has no attention module that takes a mask, to which a bias could be added")

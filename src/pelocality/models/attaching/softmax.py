@@ -85,7 +85,7 @@ class Biased(TorchFunctionMode):
         found = " and ".join(f"{queries} queries and {slots} keys" for queries, slots in dict.fromkeys(self.seen))
         raise ValueError(
             f"an attached encoding has biases for {wanted}, but {name} computes attention of {found}; call the model "
-            "without what adds other keys, or with use_cache=False"
+            "without inputs that add other keys, or with use_cache=False"
         )
 
     # ---- torch's kernel

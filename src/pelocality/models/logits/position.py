@@ -235,9 +235,7 @@ def positional_logits(
     model = SequenceModel.of(model)
     if model.has_positions:
         advice = "pass the model itself, or measure its attention with positional_attention"
-        raise ValueError(
-            f"positional_logits are by the distance of tokens on a line, and {model} has positions; {advice}"
-        )
+        raise ValueError(f"positional_logits need tokens on a line, but {model} has other positions; {advice}")
     family, base = known_logits(model), model.module
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)

@@ -151,7 +151,7 @@ class LocalityCallback(TrainerCallback):
     def _measure(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model and log the numbers."""
         if self._measured(state):
-            raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; choose another for one")
+            raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; rename one of them")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
             known = {"adjusted_locality": adjusted}
@@ -172,7 +172,7 @@ class LocalityCallback(TrainerCallback):
             parts |= _unused_copies(model)
             encodings = [encoding for encoding in encodings if encoding not in parts]
             if not encodings:
-                raise ValueError("source='encodings' found none in the model; attach one, or use source='attention'")
+                raise ValueError("source='encodings' found no encoding; attach one, or use source='attention'")
             one_sided = _in_causal_attention(model)
             measured = [self._of_encoding(each, each.causal or each in one_sided) for each in encodings]
             return [(layer, *each) for layer, each in enumerate(measured)]

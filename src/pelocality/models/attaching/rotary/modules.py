@@ -318,7 +318,7 @@ def rotary_places(model: SequenceModel) -> list[Place]:
 def refuse_options(kind: Kind) -> None:
     """Refuse names of parts that hold positions, and a batch."""
     if kind.names:
-        raise ValueError(f"disable is for encodings that add a bias; a rotation replaces that of {kind.model}")
+        raise ValueError(f"disable is for encodings that add a bias; a rotation replaces the rotation of {kind.model}")
     if kind.inputs is not None:
         raise ValueError(f"example_inputs is for encodings that add a bias; a rotation of {kind.model} needs none")
 
