@@ -3,7 +3,7 @@
     python -m benchmarks.families                       # all types; a second call goes on where the first one stopped
     python -m benchmarks.families --types llama bert    # these alone, printed and not written
 
-Each is held against a witness, which finds and runs the model as the library does and computes on its own:
+A second program, which finds and runs the model as the library does, computes each result on its own:
 
 - measured: every matrix of `positional_attention` against the softmaxes of the model's own run, intercepted in torch;
 - attached: in float64, the outputs with an encoding beside the model's positions against those of the model without it,
@@ -304,6 +304,21 @@ def row_of(model: Any) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - start, 2)}
 
 
+_ABOUT = """The models are tiny and have random weights. A second program computes each result on its own. For measured
+matrices it reads the softmaxes of the model's own run. For attached encodings it adds the bias to the arguments of the
+softmaxes, in float64. An encoder-decoder model has two rows, and the first is its encoder.
+
+- *keeps its own*: the encoding is attached only beside the model's positions, with `position_embeddings="keep"`,
+  because `attach` cannot prove that these are disabled.
+- rotary, *yes* or *by head*: the frequencies of a `RotaryEncoding` may differ between layers, or also between heads of
+  keys.
+- *learned from row 2*: the first rows of the table are for padding.
+- *linear_attention*, *conv* and the like: layers without softmax attention. If layers differ, each kind is listed.
+- *relative terms*, *computed at the input*, *queries scaled* or *queries change by position*: the kind of position is
+  measured, but no formula.
+- *queries not seen*: queries do not reach a function that the audit records."""
+
+
 def summary(table: pd.DataFrame) -> str:
     """Return the counts in one sentence."""
     built = table[table.built == "yes"]
@@ -325,9 +340,9 @@ def in_short(built: pd.DataFrame) -> str:
     numbers = {name: types[built[name] != "no"].nunique() for name in ("measured", "attached", "audited")}
     rotary, by_head = (types[built.rotated.isin(kinds)].nunique() for kinds in (("yes", "by head"), ("by head",)))
     return (
-        f"Of {types.nunique()} model types that read text and could be built small, {numbers['measured']} are "
-        f"measured on identical words, {numbers['attached']} take an encoding, {rotary} a rotary one ({by_head} by "
-        f"head), and {numbers['audited']} are audited; the others are refused with a reason."
+        f"{types.nunique()} model types read text and could be built small. {numbers['measured']} of them are "
+        f"measured on identical words, {numbers['attached']} take an encoding, {rotary} take a rotary encoding "
+        f"({by_head} by head), and {numbers['audited']} are audited. The table has the reasons for the others."
     )
 
 
@@ -343,15 +358,7 @@ def page(table: pd.DataFrame) -> str:
         "",
         f"transformers {transformers.__version__}, torch {torch.__version__}: {summary(table)}.",
         "",
-        "Tiny models with random weights, each held against a witness that computes on its own: measured matrices "
-        "against the softmaxes of the model's own run, and outputs with an attached encoding against those with its "
-        "bias added to the arguments of the softmaxes, in float64; *keeps its own*: only beside the model's positions, "
-        '`position_embeddings="keep"`, as their absence cannot be proved; rotary: frequencies of a `RotaryEncoding` '
-        "that differ between layers, or between heads of keys too. An encoder-decoder model is two: the first is its "
-        "encoder. Positions, each kind where layers differ: *learned from row 2*, as the first "
-        "rows of the table are for padding; *linear_attention*, *conv* and the like: layers without softmax attention; "
-        "*relative terms*, *computed at the input*, *queries scaled* or *queries change by position*: the "
-        "kind is measured and no formula; *queries not seen*: they do not reach a function that the audit records.",
+        _ABOUT,
         "",
         "| type | measured | attached | rotary | audited: positions | refused, or differs |",
         "|---|---|---|---|---|---|",
