@@ -159,7 +159,7 @@ def test_a_sink_and_a_small_number_of_texts_are_noted():
     many = [{"input_ids": tokens(20, N)}]
     result = text_average(sink_model(2.5), many, special_tokens=True)
     assert any(
-        "the first token gets up to 0.4" in note and "in layers 0, which counts as position" in note
+        "the first token gets up to 0.4" in note and "in layer 0, which counts as position" in note
         for note in result.notes
     )
     assert not text_average(sink_model(2.5), many, special_tokens=True, without_first=1).notes

@@ -91,6 +91,7 @@ def test_numbers_of_repeated_words_are_those_of_positional_attention(made, model
         assert made[name]["heads"].found.startswith(
             f"Most local: layer {best[0]} head {best[1]}, {float(expected.max()):.2f}"
         )
+        assert made[name]["profiles"].charts[1].title.startswith(f"layer {best[0]} head {best[1]}: ")
         rates = made[name]["heads"].by_layer["words: sink rate"]
         assert rates == pytest.approx(sink_rate(result).mean(1).tolist(), rel=1e-3)
 
@@ -198,6 +199,7 @@ def test_a_row_of_another_schema_is_refused(made, tmp_path):
 def test_an_atlas_says_why_models_cannot_be_compared(made):
     rows = [atlas_row(made[name]) for name in ("bert", "llama")]
     assert "causal" in " ".join(Atlas(rows).notes)
+    assert not Atlas(rows).to_frame().filter(like="heads:").isna().any(axis=None)  # a class without heads has 0
     other = rows[0] | {"source": rows[0]["source"] | {"settings": {"length": 99, "words": 3, "seed": 0}}}
     assert any("different length (12, 99)" in note for note in Atlas([rows[0], other]).notes)
 
@@ -302,6 +304,9 @@ def test_every_kind_of_chart_is_drawn_with_its_numbers():
         assert (drawn["data"][0]["z"] if kind == "grid" else [each["y"] for each in drawn["data"]]) == rows
     drawn = figure(Chart("points", "t", "x", "y", rows, rows, ["one", "two"], labels=[["a", "b"], ["c", "d"]]))
     assert [each["x"] for each in drawn["data"]] == rows
+    square = figure(Chart("grid", "t", "x", "y", [0, 1], rows, [0, 1], centred=True))
+    assert square["layout"]["yaxis"]["scaleanchor"] == "x"
+    assert square["data"][0]["colorbar"]["ticktext"] == ["≤ -2", "0", "≥ 2"]  # the last tenth of colours is clipped
     many = figure(
         Chart("lines", "t", "layer", "y", [0], [[1]] * 20, [f"layer {each}" for each in range(20)], ordered=True)
     )

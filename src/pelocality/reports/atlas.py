@@ -61,10 +61,12 @@ class Atlas:
     def to_frame(self) -> pd.DataFrame:
         """Return a table with a row per model: what it is, and the mean over layers of each number."""
         facts = ("type", "layers", "heads", "parameters", "causal")
+        classes = {name: 0 for row in self.rows for name in row["numbers"] if name.startswith("heads:")}
         return pd.DataFrame(
             [
                 {"model": row["name"], "positions": row["positions"]}
                 | {name: row["facts"].get(name) for name in facts}
+                | (classes if "heads: other" in row["numbers"] else {})  # a class without heads has no field
                 | row["numbers"]
                 for row in self.rows
             ]

@@ -34,6 +34,9 @@ def figure(chart: Chart) -> dict[str, Any]:
     }
     if chart.kind == "grid":
         layout["yaxis"]["autorange"] = "reversed"
+        if not named and chart.x == chart.names:  # a matrix, whose diagonal is one of 45 degrees
+            layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
+            layout["xaxis"]["constrain"] = "domain"
         if named:
             layout["yaxis"]["type"] = "category"
     if chart.x and isinstance(chart.x[0], str):
@@ -59,7 +62,8 @@ def _grid(chart: Chart) -> list[dict[str, Any]]:
         sizes = sorted(abs(value) for row in chart.values for value in row if value is not None)
         end = sizes[int(_CLIPPED * (len(sizes) - 1))] if sizes else 1
         trace |= {"zmin": -end, "zmax": end}
-        trace["colorbar"]["title"] = {"text": "clipped" if sizes and sizes[-1] > end else ""}
+        if sizes and sizes[-1] > end:
+            trace["colorbar"] |= {"tickvals": [-end, 0, end], "ticktext": [f"≤ {-end:.2g}", "0", f"≥ {end:.2g}"]}
     return [trace]
 
 

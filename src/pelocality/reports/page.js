@@ -17,7 +17,7 @@
         yaxis: axis(spec.layout.yaxis, colours),
         hoverlabel: { bgcolor: colours.paper, bordercolor: colours.ink, font: { color: colours.ink } },
         autosize: !width,
-        ...(width ? { width: width } : {}),
+        ...(width ? { width: place.parentElement.children.length > 1 ? width / 2 - 5 : width } : {}),
       };
       Plotly.react(place, spec.data, layout, { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
     }

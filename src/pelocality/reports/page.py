@@ -3,6 +3,7 @@
 import functools
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -84,7 +85,7 @@ def atlas_page(atlas: Atlas) -> str:
         f"<h3>{_text(row['name'])}</h3><ul class=short>{''.join(f'<li>{_text(one)}</li>' for one in each)}</ul>"
         for row, each in ((row, row["found"].values()) for row in atlas.rows)
     )
-    commands = "\n".join(row["source"]["command"] for row in atlas.rows)
+    commands = "\n".join(f"{row['source']['command']}  # {row['name']}" for row in atlas.rows)
     body = [
         "<h1>Models side by side</h1>",
         '<p class="how">Numbers are means over the layers and heads of a model, counts of heads are sums. "words" is '
@@ -117,14 +118,14 @@ def page(title: str, body: Iterable[str], charts: Sequence[Chart]) -> str:
 def _section(part: Part, charts: list[Chart]) -> str:
     """Return the section of a part; its charts are added to those of the page."""
     if part.reason:
-        why = f"<p>Not for this model: {_text(part.reason)}.</p>"
+        why = f"<p>Not for this model: {_sentence(part.reason)}.</p>"
         return f'<section id="{part.key}"><h2>{_text(part.title)}</h2>{why}</section>'
     figures = figures_of(part.charts, charts)
-    notes = "".join(f'<p class="note">{_text(note[0].upper() + note[1:])}.</p>' for note in part.notes)
+    notes = "".join(f'<p class="note">{_sentence(note[0].upper() + note[1:])}.</p>' for note in part.notes)
     table = _table(part.table["columns"], part.table["rows"])
     return (
         f'<section id="{part.key}"><h2>{_text(part.title)}</h2><p class="found">{_text(part.found)}</p>'
-        f'<p class="how">How to read it: {_text(part.how)}</p>{figures}{notes}'
+        f'<p class="how">How to read it: {_sentence(part.how)}</p>{figures}{notes}'
         f"<details{'' if part.charts else ' open'}><summary>Numbers and code</summary>"
         f"<pre>{_text(part.code)}</pre>{table}</details></section>"
     )
@@ -151,6 +152,11 @@ def _table(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
 def _cell(value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"<td{' class=number' if number else ''}>{_text(value)}</td>"
+
+
+def _sentence(text: str) -> str:
+    """Return a sentence as HTML, with `code` between backticks."""
+    return re.sub("`(.+?)`", r"<code>\1</code>", _text(text))
 
 
 def _text(value: Any) -> str:

@@ -5,11 +5,13 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pelocality.metrics import distance_profile, locality, measure_relative
+from pelocality.metrics import distance_profile, measure_relative
 from pelocality.models import audit, positional_logits, rotary_bands
 from pelocality.reports._by_head import away, by_layer, head_grid, how_many, largest, peak_distance, place_of, towards
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.subject import Subject, supported
+
+_METHODS = {"texts": "of the mean content of the texts"}
 
 
 def positions(subject: Subject) -> Part:
@@ -89,7 +91,7 @@ def profiles(subject: Subject) -> Part:
     names = [f"layer {layer}" for layer in result.layers]
     curves = means[:, : len(distances)]
     near = curves[:, max(0, n - 10) : n + 7].sum(-1)
-    place, head = largest(locality(result))
+    place, head = largest(result.per_sample["past_locality" if result.source.causal else "locality"].mean(0))
     peaks = [peak_distance(each) for each in result.attention.mean(1)]
     own = [name for name, peak in zip(names, peaks, strict=True) if peak == 0]
     found = (
@@ -157,7 +159,7 @@ def kernels(subject: Subject) -> Part:
         (
             Chart(
                 "grid",
-                {"exact": "exact", "texts": "of the mean content of the texts"}.get(result.method, result.method),
+                f"logits, {_METHODS.get(result.method, result.method)}",
                 "distance (tokens)",
                 "layer.head",
                 distances,
@@ -178,7 +180,8 @@ def bands(subject: Subject) -> Part:
     fast = 1 - share
     layer, head = largest(fast)
     names = [str(each) for each in result.layers]
-    shares = pd.DataFrame(use.mean(1).tolist(), columns=[f"{wave:.3g}" for wave in waves[0].tolist()])
+    labels = [f"{wave:,.0f}" if wave > 100 else f"{wave:.3g}" for wave in waves[0].tolist()]
+    shares = pd.DataFrame(use.mean(1).tolist(), columns=labels)
     shares.insert(0, "layer", result.layers)
     return Part(
         "Each column is a pair of dimensions that turns once in so many tokens, fastest on the left; the colour is its "
@@ -194,7 +197,7 @@ def bands(subject: Subject) -> Part:
                 "share of use",
                 "wavelength (tokens)",
                 "layer",
-                [f"{wave:.3g}" for wave in waves[0].tolist()],
+                labels,
                 use.mean(1),
                 names,
             ),

@@ -114,7 +114,7 @@ def report(
         parts.append(replace(_part(key, make, subject), key=key, title=title))
     command = f"pelocality report {given or 'MODEL'} --length {n} --words {words} --seed {seed}"
     result = Report(
-        name=known.name,
+        name=Path(given).stem if given.endswith(".gguf") else known.name,
         parts=tuple(parts),
         facts=_facts(subject, parts),
         source={

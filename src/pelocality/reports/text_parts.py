@@ -234,8 +234,8 @@ def order(subject: Subject) -> Part:
     except ValueError as error:
         why = f"There is no control without positions: {error}"
     accuracy = [row["accuracy"] for row in rows]
-    found = f"The likelihood prefers the original to a swap of neighbours in {accuracy[0]:.0%} of sentences and to a "
-    found += f"shuffle in {accuracy[1]:.0%}"
+    found = f"The likelihood prefers the original to a swap of neighbours in {accuracy[0]:.0%} of {rows[0]['n']} "
+    found += f"sentences and to a shuffle in {accuracy[1]:.0%}"
     if len(rows) > 2:
         found += f"; without positions in {accuracy[2]:.0%} and {accuracy[3]:.0%}"
     frame = pd.DataFrame(rows)

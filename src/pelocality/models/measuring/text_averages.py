@@ -51,7 +51,7 @@ class TextAverage(AveragedAttention):
             notes.append(f"of {n} texts, {average}: pass more")
         if found := [str(layer) for layer, heads in zip(self.layers, sink, strict=True) if bool((heads > _SINK).any())]:
             most = f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform attention gives it"
-            where = f"in layers {', '.join(found)}"
+            where = f"in layer{'s' if len(found) > 1 else ''} {', '.join(found)}"
             notes.append(f"the first token gets {most} {where}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
             more = f"numbers compare at equal n only, and length={self.length + 2 * cut} gives n = {self.length + cut}"
