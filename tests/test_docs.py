@@ -63,7 +63,6 @@ def known(tmp_path, monkeypatch):
         model.save_pretrained(tmp_path / name)
     (tmp_path / "HuggingFaceTB" / "SmolLM2-135M").symlink_to("SmolLM")
     (tmp_path / "HuggingFaceTB" / "SmolLM3-3B").symlink_to("SmolLM")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "pairs.tsv").write_text("premise\thypothesis\tlabel\nA cat saw him.\tHe saw a cat.\tneutral\n")
     monkeypatch.chdir(tmp_path)
 

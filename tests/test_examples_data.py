@@ -10,6 +10,7 @@ import pytest
 
 from pelocality import (
     constituency_shuffling,
+    example_data,
     probe_info,
     random_shuffling,
     read_conllu,
@@ -259,3 +260,9 @@ def test_the_running_text_has_a_hundred_paragraphs_of_thirty_words_or_more():
     lines = (EXAMPLES / "text.txt").read_text(encoding="utf-8").splitlines()
     assert len(set(lines)) == len(lines) == 100
     assert min(len(line.split()) for line in lines) >= 30
+
+
+def test_a_file_is_found_by_its_name_and_a_mistyped_name_is_said():
+    assert example_data("nli_pairs.jsonl").samefile(PAIRS)
+    with pytest.raises(ValueError, match=r"got 'nli_pair.jsonl'; did you mean 'nli_pairs.jsonl'\?"):
+        example_data("nli_pair.jsonl")

@@ -28,7 +28,7 @@ ARROWS = {
     "positions": {"_checks", "_configuration"},
     "metrics": {"_checks", "_toeplitz", "_transforms", "positions"},
     "encodings": {"_checks", "_configuration", "_toeplitz", "_transforms", "metrics", "positions"},
-    "corpora": set(),
+    "corpora": {"_checks"},
     "probes": {"_checks", "corpora"},
     "statistics": {"_checks"},
     "models": {

@@ -167,11 +167,6 @@ def test_texts_have_one_length_and_too_short_ones_are_refused(tokenizer):
         text_batches(["A cat slept."], tokenizer, 500)
 
 
-def test_the_texts_of_a_report_are_those_of_the_examples():
-    story = (ROOT / "examples" / "data" / "text.txt").read_text(encoding="utf-8").splitlines()
-    assert reports.inputs.default_texts() == story[:50]
-
-
 # ---- rows of an atlas
 
 

@@ -10,6 +10,7 @@ from . import (
     statistics as statistics,
 )
 from .corpora import (
+    example_data as example_data,
     read_conllu as read_conllu,
     read_frames as read_frames,
     read_pairs as read_pairs,

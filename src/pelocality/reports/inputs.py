@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+
+from pelocality.corpora import example_data
 
 _BATCH = 8  # texts
 
@@ -41,7 +42,7 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
 
 def default_texts() -> list[str]:
     """Return the paragraphs that a report reads where no text is given: a story written for this project."""
-    return (files("pelocality.reports") / "texts.txt").read_text(encoding="utf-8").splitlines()
+    return example_data("text.txt").read_text(encoding="utf-8").splitlines()[:50]
 
 
 def text_batches(lines: Iterable[str], tokenizer: Any, length: int, number: int = 24) -> list[dict[str, Tensor]]:
