@@ -156,3 +156,9 @@ def test_a_mistyped_name_suggests_the_nearest():
         _ = pelocality.localty
     with pytest.raises(AttributeError, match=r"pelocality has no 'xyzzy'$"):
         _ = pelocality.xyzzy
+
+
+def test_the_version_is_the_same_in_code_citation_and_changelog():
+    for file, pattern in (("CITATION.cff", r"^version: (.+)$"), ("CHANGELOG.md", r"^## \[(.+?)\]")):
+        found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+        assert found[1] == pelocality.__version__
