@@ -47,6 +47,7 @@ SCALINGS: dict[str, dict[str, float]] = {
     "decay + .1": {"decay": 0.1},
 }
 DECAYS = {"attenuated w = .01": 0.01, "attenuated w = .1": 0.1, "attenuated w = 1": 1.0}
+FORMS = ("fixed form", "learnable form", "shared form")  # of Chen et al. (2023), with w = .5 and s = 1
 CELLS = ("original", "original, healed", "none", "ALiBi", "mixed", *DECAYS, *SCALINGS, "measured table, learned")
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # C of scikit-learn
 
@@ -75,7 +76,7 @@ def encoding_of(
     """Return the positions of a cell as `attach` takes them; tables are measured on identical words.
 
     Mixed: half of the heads look further into the past, half are their mirror images. Encodings are fixed, but for
-    tables whose cell ends in ", learned", or with ``learnable``.
+    measured tables whose cell ends in ", learned", or with ``learnable``, and for the forms that are learned.
     """
     heads, scaling = model.config.num_attention_heads, SCALINGS.get(cell.removesuffix(", learned"))
     if scaling is not None:
@@ -84,6 +85,9 @@ def encoding_of(
         return [table.scaled(**scaling) for table in DistanceTable.from_attention(attention, learnable=learnable)]
     if cell in DECAYS:
         return AttenuatedEncoding(heads, decay=DECAYS[cell], form="logits")
+    if cell in FORMS:
+        fixed = AttenuatedEncoding(heads)
+        return fixed if cell == FORMS[0] else DistanceTable.from_encoding(fixed, length, shared=cell == FORMS[2])
     if cell == "mixed":
         half = heads // 2
         decay, ratio = [0.05] * half + [0.2] * (heads - half), [4.0] * half + [0.25] * (heads - half)

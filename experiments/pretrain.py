@@ -1,4 +1,4 @@
-"""Pre-train a small model with learned positions, none or an attenuated encoding.
+"""Pre-train a small model with learned positions, none, an attenuated encoding or another one.
 
     python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
     python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
@@ -9,7 +9,7 @@ Encoders predict masked words, decoders the next word. The text has one paragrap
 paragraphs is held out; a WordPiece tokenizer is trained on the rest, once per text, and stored beside the output
 folder. A killed run resumes from its last complete checkpoint when the same command is repeated, with the same outcome;
 other flags or another text are refused, and a complete run only prints its result. The output folder holds run.json
-(flags and text), checkpoints, trajectory.csv (metrics per layer) and result.json.
+(flags and text), checkpoints, trajectory.csv (metrics per layer; not with concat and sequence) and result.json.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import torch
 from datasets import Dataset, load_from_disk
 from past_locality import PastLocality
 from runs import DATA, claim, fingerprint, last_complete_checkpoint, lines_of, train, write_atomically
-from small_models import FAMILIES, make_model
+from small_models import ENCODINGS, FAMILIES, MIXED, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -160,7 +160,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("text", type=Path, nargs="?", default=story, help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, required=True, help="folder of this run")
     parser.add_argument("--family", choices=FAMILIES, default="bert")
-    parser.add_argument("--encoding", choices=("learned", "none", "attenuated"), default="learned")
+    parser.add_argument("--encoding", choices=ENCODINGS, default="learned")
     parser.add_argument("--decay", type=float, nargs="+", help="the paper's w, or one for each head; default 0.5")
     parser.add_argument("--symmetry", type=float, nargs="+", help="the paper's s, or one for each head; default 1")
     parser.add_argument("--form", choices=("weights", "logits"), help="default logits")
@@ -193,6 +193,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
             setattr(arguments, name, default)
         elif arguments.encoding != "attenuated":
             parser.error(f"--{name} needs --encoding attenuated, got {arguments.encoding}")
+    if arguments.encoding in MIXED and arguments.family != "bert":
+        parser.error(f"--encoding {arguments.encoding} needs --family bert, got {arguments.family}")
     if arguments.family == "gpt2" and arguments.masked is not None:
         parser.error("--masked needs an encoder; gpt2 predicts every next word")
     if arguments.family != "gpt2" and arguments.masked is None:
@@ -240,6 +242,8 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
             f"the tokenizer of {arguments.output} was trained again since it started; choose another --output"
         )
 
+    measured = arguments.encoding not in MIXED  # P is a second matrix there, which is not taken for attention
+    following = LocalityCallback(every=arguments.every, length=arguments.length, words=arguments.words)
     set_seed(arguments.seed)
     trainer = EncodingTrainer(
         make_model(arguments, tokenizer),
@@ -248,7 +252,7 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
         eval_dataset=held_out,
         processing_class=tokenizer,
         data_collator=default_data_collator,
-        callbacks=[LocalityCallback(every=arguments.every, length=arguments.length, words=arguments.words)],
+        callbacks=[following] if measured else [],
     )
     if arguments.family == "gpt2":
         texts = torch.tensor(held_out[:64]["input_ids"])
@@ -257,7 +261,8 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
 
     loss = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
-        trajectory(trainer.state.log_history).to_csv(arguments.output / "trajectory.csv", index=False)
+        if measured:
+            trajectory(trainer.state.log_history).to_csv(arguments.output / "trajectory.csv", index=False)
         # the last batch of an epoch may be smaller
         tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
         found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}

@@ -2,6 +2,7 @@
 
     python experiments/relocated_positions.py --smoke --output runs               # a tiny model, seconds
     python experiments/relocated_positions.py --text books.txt.gz --output runs   # MiniLM, three seeds
+    python experiments/relocated_positions.py --text books.txt.gz --cells none "fixed form" "learnable form"
 
 The positions of a model are measured on identical words and put into a signed `DistanceTable` per layer and head; its
 own are disabled, and a copy is trained to give the hidden states of the untouched model (`relocate`). Controls with the
@@ -48,7 +49,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import SCALINGS, embeddings, encoding_of, load, paragraphs
+from cells import FORMS, SCALINGS, embeddings, encoding_of, load, paragraphs
 from runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -69,6 +70,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
     parser.add_argument("--output", type=Path, default=Path("outputs/relocated"), help="folder for cells and table")
     parser.add_argument("--model", type=Path, help="folder of an encoder that `attach` takes; default: MiniLM")
+    parser.add_argument("--cells", nargs="+", choices=(*CELLS, *FORMS), default=list(CELLS), help="default the first 3")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=250_000, help="of training, in each cell")
     parser.add_argument("--length", type=int, default=48, help="tokens of a piece, special tokens included")
@@ -163,7 +165,7 @@ class Cells:
         options |= {"tokens": self.arguments.tokens, "held_out": self.arguments.held_out, "progress": False}
         trained = {}
         yield self.measured("original", self.model)
-        for cell in CELLS:
+        for cell in self.arguments.cells:
             start = copy.deepcopy(self.model)
             attach(start, self.encoding(cell))
             yield self.measured(f"{cell}, untrained", start)
@@ -179,7 +181,7 @@ class Cells:
             found.curve.to_csv(self.path(f"curve-{cell}.csv"), index=False)
             yield self.measured(f"{cell}, trained", found.model, int(found.curve["tokens"].iloc[-1]))
             trained[cell] = found.model
-        for cell in SCALED:
+        for cell in SCALED if "measured table" in trained else ():
             yield self.measured(f"{cell}, scaled", scaled(trained["measured table"], **SCALINGS[cell]))
 
 
@@ -208,7 +210,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 def figure(rows: pd.DataFrame, curves: dict[str, pd.DataFrame]) -> plt.Figure:
     """Plot the held-out loss over training, and what scaling the table costs."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
-    for (cell, curve), style in zip(curves.items(), ("o-", "s--", "^:"), strict=True):
+    for (cell, curve), style in zip(curves.items(), ("o-", "s--", "^:", "D-.", "v-", "P--"), strict=False):
         evaluations = curve.groupby(curve.groupby("seed").cumcount())  # tokens a step differ a little between seeds
         tokens, losses = evaluations["tokens"].mean() / 1000, evaluations["token_loss"]
         left.plot(tokens, losses.mean(), style, markersize=4, label=cell)
@@ -238,11 +240,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     settings = settings_of(arguments)
     text = paragraphs(arguments.text)
-    rows, curves = [], {cell: [] for cell in CELLS}
+    rows, curves = [], {cell: [] for cell in arguments.cells}
     for seed in arguments.seeds:  # an interrupted experiment has complete seeds
         cells = Cells(arguments, seed, text, settings)
         rows += list(cells.run())
-        for cell in CELLS:
+        for cell in arguments.cells:
             curves[cell].append(pd.read_csv(cells.path(f"curve-{cell}.csv")).assign(seed=seed))
     table = pd.DataFrame(rows)
     table.to_csv(arguments.output / "relocated_positions.csv", index=False)

@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
     BertConfig,
@@ -23,10 +24,12 @@ from transformers import (
 )
 from transformers.modeling_outputs import MaskedLMOutput
 
-from pelocality import AttenuatedEncoding, NoEncoding, attach
+from pelocality import AttenuatedEncoding, DistanceTable, NoEncoding, PositionalSelfAttention, T5Buckets, attach
 
 ENCODERS = ("bert", "deberta-v2", "mpnet", "modernbert", "xlnet")
 FAMILIES = (*ENCODERS, "gpt2")
+MIXED = ("concat", "sequence")  # modes of PositionalSelfAttention that add no bias
+ENCODINGS = ("learned", "none", "T5", "attenuated", "table", "shared table", *MIXED)
 
 
 class MaskedWords:
@@ -79,6 +82,33 @@ class MaskedXLNet(MaskedWords, XLNetLMHeadModel):
     heads = ("lm_loss",)
 
 
+class MixedAttention(nn.Module):
+    """The attention of a BERT as a `PositionalSelfAttention`, output projection included."""
+
+    def __init__(self, config: BertConfig, mode: str):
+        super().__init__()
+        heads = config.num_attention_heads
+        self.attention = PositionalSelfAttention(config.hidden_size, heads, AttenuatedEncoding(heads), mode=mode)
+        for weights in self.attention.parameters():
+            if weights.ndim > 1:
+                nn.init.normal_(weights, std=config.initializer_range)
+
+    def forward(self, states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        """Return the output; the mask is as transformers passes it, (batch, 1, n or 1, n)."""
+        hidden = None if attention_mask is None else attention_mask[:, 0, 0]
+        hidden = ~hidden if hidden is not None and hidden.dtype == torch.bool else hidden
+        return self.attention(states, key_padding_mask=hidden, need_weights=False)[0], None
+
+
+def mix(model: PreTrainedModel, mode: str) -> None:
+    """Disable the position embeddings of a BERT, and give each layer a `MixedAttention`."""
+    table = model.base_model.embeddings.position_embeddings.weight
+    nn.init.zeros_(table).requires_grad_(False)
+    for layer in model.base_model.encoder.layer:
+        layer.attention.self = MixedAttention(model.config, mode)
+        layer.attention.output.dense = nn.Identity()
+
+
 def make_model(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Return a model of `arguments.family` with random weights, and its encoding attached where one is named."""
     size = {
@@ -122,15 +152,18 @@ def make_model(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast
             of_xlnet |= {"d_inner": 4 * arguments.width, "vocab_size": len(tokenizer), "dropout": arguments.dropout}
             of_xlnet |= {"initializer_range": size["initializer_range"], "pad_token_id": tokenizer.pad_token_id}
             model = MaskedXLNet(XLNetConfig(**of_xlnet))
-    if arguments.encoding == "attenuated":
-        encoding = AttenuatedEncoding(
-            heads=arguments.heads,
-            decay=arguments.decay,
-            symmetry=arguments.symmetry,
-            form=arguments.form,
-            learnable=arguments.learnable,
-        )
-        attach(model, encoding)
-    elif arguments.encoding == "none":
-        attach(model, NoEncoding(heads=arguments.heads))
+    heads = arguments.heads
+    match arguments.encoding:
+        case "attenuated":
+            named = {name: getattr(arguments, name) for name in ("decay", "symmetry", "form", "learnable")}
+            attach(model, AttenuatedEncoding(heads, **named))
+        case "none":
+            attach(model, NoEncoding(heads))
+        case "T5":
+            attach(model, T5Buckets(heads))
+        case "table" | "shared table":  # as published: a number per distance, which begins as that of w = 0.5
+            options = {"shared": arguments.encoding == "shared table"}
+            attach(model, DistanceTable.from_encoding(AttenuatedEncoding(heads), arguments.length, **options))
+        case "concat" | "sequence":
+            mix(model, arguments.encoding)
     return model
