@@ -84,6 +84,7 @@ def run(arguments: argparse.Namespace) -> Iterator[pd.DataFrame]:
             file = folder / "scores.json"
             if not file.exists():
                 flags = [*size, *encoding, f"--steps={arguments.steps}", f"--every={arguments.steps}", f"--seed={seed}"]
+                flags.append("--no-bf16")  # as on a CPU
                 pretrain(arguments.text, {folder: flags}, workers=1)
                 tasks = tasks or tasks_of(arguments, seed)
                 found = measured(parse_pretraining([str(arguments.text), f"--output={folder}", *flags]), tasks)
