@@ -1,7 +1,8 @@
 """Measure the time of attention with an encoding relative to SDPA without a bias, and its peak memory.
 
-python -m benchmarks.attention            # a few minutes
-python -m benchmarks.attention --smoke    # a few seconds, to test that it runs
+python -m benchmarks.attention               # a few minutes
+python -m benchmarks.attention --bfloat16    # on a GPU
+python -m benchmarks.attention --smoke       # a few seconds, to test that it runs
 
 On CUDA also FlexAttention with the encoding as a score modification, up to n = 16,384.
 """
@@ -45,12 +46,15 @@ def biased(encoding: RelativeEncoding) -> Contender:
 
 
 def sdpa(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
-    return Contender(lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=bias(q.shape[-2])[None]), learned)
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=bias(q.shape[-2])[None].to(q.dtype))
+
+    return Contender(attend, learned)
 
 
 def eager(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
     return Contender(
-        lambda q, k, v: (q @ k.transpose(-1, -2) / WIDTH**0.5 + bias(q.shape[-2])).softmax(-1) @ v, learned
+        lambda q, k, v: (q @ k.transpose(-1, -2) / WIDTH**0.5 + bias(q.shape[-2]).to(q.dtype)).softmax(-1) @ v, learned
     )
 
 
@@ -123,13 +127,16 @@ def flexible(n: int) -> dict[str, Contender]:
     """Return FlexAttention, which needs no n x n bias; its backward pass needs CUDA."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention)
+    compiled = torch.compile(flex_attention, dynamic=False)
 
     def contender(encoding: RelativeEncoding) -> Contender:
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return compiled(q, k, v, score_mod=encoding.score_modification(n))
+        learned = tuple(encoding.to("cuda").parameters())
+        fixed = None if learned else encoding.score_modification(n)  # built once, as models share it between layers
 
-        return Contender(attend, tuple(encoding.to("cuda").parameters()))
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return compiled(q, k, v, score_mod=fixed or encoding.score_modification(n))
+
+        return Contender(attend, learned)
 
     return {f"flex, {name}": contender(encoding) for name, encoding in encodings().items()}
 
@@ -138,6 +145,7 @@ BASELINE = Contender(scaled_dot_product_attention)
 
 
 def report(n: int, name: str, contender: Contender, inputs: list[Tensor], repeats: int) -> None:
+    torch.compiler.reset()  # or what others compiled counts towards the limit of recompilations
     gradient = torch.ones_like(inputs[0])
 
     def forward(one: Contender) -> Callable[[], Tensor]:
@@ -157,26 +165,27 @@ def report(n: int, name: str, contender: Contender, inputs: list[Tensor], repeat
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
+    options = arguments(__doc__.splitlines()[0], bfloat16="queries, keys and values of half the size")
+    dtype = torch.bfloat16 if options.bfloat16 else torch.float32
     torch.set_num_threads(1)
     torch.manual_seed(0)
     # CPUs are slow with denormal numbers, which a steep bias produces
     torch.set_flush_denormal(True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(
-        f"{machine()}; {HEADS} heads of {WIDTH}, {TOKENS} tokens a batch, float32; medians of {options.repeats} pairs; "
+        f"{machine()}; {HEADS} heads of {WIDTH}, {TOKENS} tokens a batch, {dtype}; medians of {options.repeats} pairs; "
         "ratio to SDPA without a bias\n"
     )
     print(ROW.format("n", "attention", "fwd ms", "fwd ratio", "+bwd ms", "ratio", "extra MiB"))
     print(ROW.format("---:", "---", "---:", "---:", "---:", "---:", "---:"))
     for n in (32, 64) if options.smoke else (128, 512, 2048):
         shape = (1 if options.smoke else TOKENS // n, HEADS, n, WIDTH)
-        inputs = [torch.randn(shape, device=device, requires_grad=True) for _ in range(3)]
+        inputs = [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
         for name, contender in {"SDPA without a bias": BASELINE, **contenders(n, device)}.items():
             report(n, name, contender, inputs, options.repeats)
     if device == "cuda" and not options.smoke:
         n = 16_384  # an n x n bias of 8 heads would take 8 GiB
-        inputs = [torch.randn(1, HEADS, n, WIDTH, device=device, requires_grad=True) for _ in range(3)]
+        inputs = [torch.randn(1, HEADS, n, WIDTH, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
         for name, contender in flexible(n).items():
             report(n, name, contender, inputs, options.repeats)
 

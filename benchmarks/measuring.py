@@ -17,10 +17,13 @@ import torch
 from pelocality.metrics import _row_pass as rows
 
 
-def arguments(description: str) -> argparse.Namespace:
+def arguments(description: str, **flags: str) -> argparse.Namespace:
+    """Parse the flags of a benchmark; further flags are switches, with their help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--repeats", type=int, default=15, help="pairs of runs; the medians are reported")
+    for name, words in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=words)
     return parser.parse_args()
 
 

@@ -99,9 +99,9 @@ def main() -> None:
     print(f"{machine()}; medians of {options.repeats} pairs; ratio to torch.sum of the same tensor unless named\n")
     print(ROW.format("what", "input", "ms", "ratio", "extra MiB"))
     print(ROW.format("---", "---", "---:", "---:", "---:"))
-    for device in ["cpu"] + ["cuda"] * torch.cuda.is_available():
-        dense(device, options.smoke, options.repeats)
-        without_matrix(device, options.smoke, options.repeats)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dense(device, options.smoke, options.repeats)
+    without_matrix(device, options.smoke, options.repeats)
     loops(options.smoke)
 
 
