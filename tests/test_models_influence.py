@@ -1,5 +1,7 @@
 """Influence of positions on hidden states, against closed forms, finite differences and the full Jacobian."""
 
+import sys
+
 import pytest
 import torch
 import transformers as hf
@@ -19,6 +21,7 @@ from pelocality.models import (
 from tests.families import EVERY, offloaded, quantised, same, small, state, tiny, tiny_any, tokens
 
 N, D = 7, 16
+measuring = sys.modules["pelocality.models.measuring.influence"]  # whose name is also that of the function
 OTHERS = {
     "mamba": lambda: hf.MambaModel(small(hf.MambaConfig)),
     "mamba2": lambda: hf.Mamba2Model(small(hf.Mamba2Config, num_heads=4, head_dim=8, n_groups=1, chunk_size=4)),
@@ -26,9 +29,12 @@ OTHERS = {
     "rwkv": lambda: hf.RwkvModel(small(hf.RwkvConfig, attention_hidden_size=16, context_length=32)),
     "xlstm": lambda: hf.xLSTMModel(small(hf.xLSTMConfig, num_blocks=2, num_heads=2)),
     "fnet": lambda: hf.FNetModel(small(hf.FNetConfig)),
+    "recurrent_gemma": lambda: hf.RecurrentGemmaModel(
+        small(hf.RecurrentGemmaConfig, num_hidden_layers=3, num_key_value_heads=1, lru_width=16)
+    ),
     "longformer": lambda: hf.LongformerModel(small(hf.LongformerConfig, attention_window=4)),
 }
-CAUSAL = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "gpt2", "mistral", "jamba", "mixtral", "lfm2"}
+CAUSAL = {"bloom", "recurrent_gemma", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "gpt2", "mistral", "jamba", "mixtral", "lfm2"}
 
 
 def any_model(name):
@@ -99,14 +105,23 @@ def squared_jacobian(model, ids):
     return jacobian.square().sum((2, 3, 5))
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "distilbert", "modernbert", "bloom", "recurrent_gemma"])
 def test_influence_in_all_directions_is_the_whole_jacobian(name):
-    model, ids = tiny(name), tokens(1, N)
-    if name == "modernbert":  # whose last hidden states are behind a norm
-        model.final_norm = nn.Identity()
+    model, ids = any_model(name), tokens(1, N)
+    for norm in ("final_norm", "ln_f"):  # the last hidden states are behind it
+        if hasattr(model, norm):
+            setattr(model, norm, nn.Identity())
     expected = squared_jacobian(model, ids)
     result = of_text(model, ids, directions=model.get_input_embeddings().weight.shape[1])
     torch.testing.assert_close(result.attention[:, 0], expected / expected.sum(-1, keepdim=True), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "rwkv", "xlnet"])
+def test_backward_mode_gives_what_forward_mode_does(name, monkeypatch):
+    model, ids = any_model(name), tokens(2, N)
+    expected = of_text(model, ids).attention
+    monkeypatch.setattr(measuring, "_derivative", measuring._backward_twice)
+    torch.testing.assert_close(of_text(model, ids).attention, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["t5", "mamba", "fnet", "xlnet"])
@@ -281,13 +296,14 @@ class Own(nn.Module):
 
 
 class Doubled(torch.autograd.Function):
-    """A function without a derivative in forward mode."""
+    """A function without a derivative in forward mode, which cannot be differentiated twice."""
 
     @staticmethod
     def forward(context, given):
         return 2 * given
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(context, gradient):
         return 2 * gradient
 
@@ -309,17 +325,13 @@ def test_what_has_no_derivative_is_refused_by_name(function, message):
 
 
 def test_a_model_is_restored_after_an_error():
-    model = small_recurrent_gemma()
+    reversible = {"axial_pos_embds": False, "attn_layers": ["local"] * 2, "local_attn_chunk_length": 4}
+    model = hf.ReformerModel(small(hf.ReformerConfig, **reversible)).eval()
     before = state(model)
-    with pytest.raises(ValueError, match="SqrtBoundDerivative has no derivative in forward mode"):
-        of_text(model, tokens(1, N))
+    with pytest.raises(ValueError, match="_ReversibleFunction has no derivative in forward mode"):
+        of_text(model, tokens(1, 8))
     assert same(before, state(model))
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
-
-
-def small_recurrent_gemma():
-    config = small(hf.RecurrentGemmaConfig, num_hidden_layers=3, num_key_value_heads=1, lru_width=16)
-    return hf.RecurrentGemmaModel(config).eval()
 
 
 def test_rounded_weights_are_refused():

@@ -27,6 +27,7 @@ from pelocality.models.sequence_model import SequenceModel, configurations, larg
 
 _AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
 _STEPS = (1e-3, 1e-4)  # steps of finite differences, relative to the embeddings: large ones may route tokens otherwise
+_Map = Callable[[Tensor], tuple[Tensor, ...]]  # from embeddings, or a direction of these, to every layer
 _FAR = 0.1  # from the finite difference, relative to it: far above rounding, far below a part without derivative
 
 
@@ -103,13 +104,16 @@ class Influence(SequenceModel):
         def run(given: Tensor) -> tuple[Tensor, ...]:
             return places.run(self, inputs, given)
 
+        derivative = _derivative(run, states)
+
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
             """Return the squared norm of the derivative at each position of each layer, (n,) each."""
-            changes = torch.func.jvp(run, (states,), (tangent.reshape(states.shape),))[1]
+            changes = derivative(tangent.reshape(states.shape))
             return tuple(_by_position(each, n).square().sum(-1) for each in changes)
 
         if not self._compared and states.dtype in (torch.float32, torch.float64):
-            self._compare(run, states, directions[..., 0].reshape(states.shape))
+            tangent = directions[..., 0].reshape(states.shape)
+            self._compare(run, states, tangent, derivative(tangent)[-1])
         size = max(1, _AT_A_TIME // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
         every = torch.arange(n * self.directions, device=states.device)
@@ -128,9 +132,8 @@ class Influence(SequenceModel):
             found.append((block, total / mass))
         return found
 
-    def _compare(self, run: Callable[[Tensor], tuple[Tensor, ...]], states: Tensor, tangent: Tensor) -> None:
+    def _compare(self, run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
         """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
-        change = torch.func.jvp(run, (states,), (tangent,))[1][-1]
         offs = []
         for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
             ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
@@ -170,11 +173,12 @@ def influence(
     **Estimator.** $\lVert J_{ij} \rVert_F^2 = d\, \mathbb{E} \lVert J_{ij} v \rVert^2$ for a random unit vector $v$
     in $d$ dimensions. For each position $j$ as many vectors are drawn as there are ``directions``, orthonormal ones,
     so that the estimate of the squared norm has no bias, and with $d$ directions no error. In forward mode one run with
-    $v$ at $j$ gives column $j$ in all layers; the runs of all $j$ are one batch. The row's ratio has a small bias, and
-    an error that averages out over positions and texts; the documentation has both by number of directions.
+    $v$ at $j$ gives column $j$ in all layers; the runs of all $j$ are one batch. Where an operation has no derivative
+    in forward mode, the same columns come from the derivative of a gradient. The row's ratio has a small bias, and an
+    error that averages out over positions and texts; the documentation has both by number of directions.
 
     **Cost.** Per text, ``directions`` times n runs on n tokens, of which each costs about as much as a forward pass.
-    Memory does not grow with the number of texts.
+    Memory does not grow with the number of texts; without forward mode the gradient's graph of one text is added.
 
     The first time, the derivative is compared with finite differences, which refuses models with parts that have no
     derivative and do not say so. These may carry up to a tenth of the derivative unnoticed. Half precision has too few
@@ -201,7 +205,7 @@ def influence(
     Raises:
         TypeError: As for these, or an `AttentionFunction`, which has no hidden states.
         ValueError: As for these, a model that mixes no positions or returns other numbers of them, more directions than
-            dimensions, or an operation without a derivative in forward mode, which is named.
+            dimensions, or an operation that has no derivative in forward mode and none of its gradient, which is named.
 
     Examples:
         >>> from transformers import MambaConfig, MambaModel, logging
@@ -311,6 +315,42 @@ class _Places:
             stack.enter_context(hooked(self.outputs, after=note, last=True))
             model.run(inputs)
         return tuple(found)
+
+
+def _derivative(run: _Map, states: Tensor) -> _Map:
+    """Return the derivative in a direction: in forward mode, or where an operation has none, in backward mode twice."""
+
+    def forward(tangent: Tensor) -> tuple[Tensor, ...]:
+        changes: tuple[Tensor, ...] = torch.func.jvp(run, (states,), (tangent,))[1]
+        return changes
+
+    try:
+        forward(torch.zeros_like(states))
+        return forward
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        try:
+            return _backward_twice(run, states)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            raise error from None
+
+
+def _backward_twice(run: _Map, states: Tensor) -> _Map:
+    """Return the derivative in a direction v as that of the gradient: J v = d(J^T u)/du v for any u, here 0."""
+    with torch.enable_grad():
+        given = states.detach().requires_grad_()
+        layers = run(given)
+        weights = [torch.zeros_like(each, requires_grad=True) for each in layers]
+        (gradient,) = torch.autograd.grad(layers, given, weights, create_graph=True)
+
+    def derivative(tangent: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(gradient, weights, tangent, retain_graph=True)
+
+    derivative(torch.zeros_like(states))
+    return derivative
 
 
 def _hidden(given: Any) -> Tensor | None:
