@@ -480,7 +480,7 @@ def banded(*shape):
 INVALID = {
     "one query": (torch.ones(1, 2, 0), ValueError, "square"),
     "one axis": (torch.ones(3), ValueError, "square"),
-    "no positions": (torch.ones(2, 0, 0), ValueError, "with positions"),
+    "no positions": (torch.ones(2, 0, 0), ValueError, "with n >= 1"),
     "transposed": (torch.randn(4, 4).softmax(-2), ValueError, "its columns do: transpose it, rows are queries"),
     "logits": (torch.randn(4, 4).abs(), ValueError, "softmax"),
     "negative": (torch.tensor([[1.5, -0.5], [0.5, 0.5]]), ValueError, "negative"),

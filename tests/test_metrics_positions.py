@@ -386,7 +386,7 @@ def test_a_plane_has_no_past(name):
 def test_rectangles_need_positions_where_distance_counts_and_say_so():
     attention = random_attention(3, 8)
     for name in set(BY_POSITION) - {"entropy", "diagonality"}:
-        with pytest.raises(ValueError, match=r"square .* positions=Positions\(keys, queries\)"):
+        with pytest.raises(ValueError, match=r"square, .* positions=Positions\(keys, queries\)"):
             getattr(metrics, name)(attention)
     assert metrics.entropy(attention).isfinite()
     assert metrics.sink_rate(attention).isfinite()

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import Positions, plots
@@ -443,6 +444,9 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True), r"\['a'\] has only some"),
         (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"), "did you mean 'locality'"),
         (lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"), "metric must be .*'locality'"),
+        (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric=locality), "'locality', got a function; .*numbers"),
+        (lambda: plots.comparison({"a": nn.Linear(2, 2)}, metric="locality"), r"got Linear; give its \.weight"),
+        (lambda: plots.profiles({"a": ALiBi}), r"got the class ALiBi; make one with ALiBi\(...\)"),
         (lambda: plots.comparison({}), "empty"),
         (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"entropy.*\['a'\] holds numbers"),
         (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),

@@ -243,7 +243,6 @@ class RotaryEncoding(ContentEncoding):
         scale: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         queries, keys = check_lengths(query.shape[-2], key.shape[-2])
-        self._check_size(query)
         visible = self.visible_keys(queries, keys, mask)
         if added is not None:
             added = cast(added if visible is None else added.masked_fill(~visible, -torch.inf), query.dtype)
@@ -263,6 +262,7 @@ class RotaryEncoding(ContentEncoding):
 
     def rotate(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries or keys (batch, heads, n, d), rotated by `angles` and of their own dtype."""
+        self._check_size(states)
         x, rest = states[..., : self.dim].to(torch.promote_types(states.dtype, cos.dtype)), states[..., self.dim :]
         if self.interleaved:
             real, imaginary = x[..., 0::2], x[..., 1::2]

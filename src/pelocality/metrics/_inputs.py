@@ -172,8 +172,9 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
             raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
         raise ValueError(
-            f"attention must be square with positions, (..., n, n), got shape {shape}; for cross-attention or steps "
-            "of generate, say where queries and keys lie, positions=Positions(keys, queries)"
+            f"attention must be square, (..., n, n) with n >= 1, got shape {shape}; for cross-attention or steps of "
+            "generate, say where queries and keys lie, positions=Positions(keys, queries); give logits by distance to "
+            "measure_relative"
         )
 
 

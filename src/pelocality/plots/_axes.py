@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pelocality._checks import check_unmasked, real_numbers
+from pelocality.metrics._inputs import float_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +48,10 @@ def as_array(name: str, values: Any) -> np.ndarray:
 
 def attention_of(value: Any, length: int) -> Any:
     """Return what metrics read: of an encoding its weights at this length, anything else as it is."""
-    weights = getattr(value, "weights", None)
-    return weights(length) if callable(weights) else value
+    weights = None if isinstance(value, type) else getattr(value, "weights", None)
+    if callable(weights):
+        return weights(length)
+    return float_tensor("attention", value) if hasattr(value, "parameters") else value  # refuses classes and models
 
 
 def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:

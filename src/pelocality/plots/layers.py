@@ -347,6 +347,9 @@ def _by_layer(
 
     The depth of a model of which some layers are missing is None.
     """
+    if metric is not None and not isinstance(metric, str):
+        advice = "of a function draw the numbers, metric(result)"
+        raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}; {advice}")
     values = {name: attention_of(each, length) for name, each in values.items()}
     columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
     if metric is None and len(set(columns.values())) > 1:

@@ -109,9 +109,9 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     first = next(items, None)
     if first is not None and not isinstance(first, Pair | Sentence):
         raise TypeError(
-            f"pairs must hold Pair or Sentence, got {type(first).__name__}; "
-            "see read_pairs; read_texts(texts) makes sentences of texts, with parser=SpacyParser() also their trees, "
-            "as semantic_role_swap(texts, parser='spacy') does"
+            f"pairs must hold Pair or Sentence, got a {type(source).__name__} of {type(first).__name__}; read_pairs "
+            "reads the rows of a data frame, a Dataset or a list, and read_texts(texts) makes sentences of texts, with "
+            "parser=SpacyParser() also their trees"
         )
     # the first item of an iterator cannot be read again
     if not isinstance(source, Corpus | Collection) and first is not None:
