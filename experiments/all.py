@@ -41,10 +41,14 @@ STUDIES = {
         "rotary_dial.py smollm2 --text {data}/wikitext2_valid.txt --frames {data}/ewt_train.jsonl",
         "rotary_dial.py --smoke",
     ),
-    "needles": ("needles.py smollm2 --text {data}/wikitext2_valid.txt", "needles.py --smoke"),
+    "needles": (
+        "needles.py smollm2 --text {data}/wikitext2_valid.txt --train {data}/books.txt.gz",
+        "needles.py --smoke",
+    ),
     "heads_minilm": ("head_classes.py minilm --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
     "depth": ("depth.py --text {data}/wikitext2_valid.txt", "depth.py --smoke"),
+    "depth_in_training": ("depth_in_training.py --text {data}/wikitext2_valid.txt", "depth_in_training.py --smoke"),
     "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
     "dependency_heads": (
         "dependency_heads.py {data}/ewt_dev.jsonl {data}/en_pud-slim.conllu --model minilm mpnet smollm2",
@@ -83,6 +87,10 @@ STUDIES = {
         "--pairs {data}/snli_dev_subset.jsonl --bf16",
         "downstream_accuracy.py --smoke",
     ),
+    "encoding_forms": (
+        "encoding_forms.py --text {data}/books.txt.gz --frames {data}/ewt_train.jsonl --senteval {data}/sentcls",
+        "encoding_forms.py --smoke",
+    ),
     "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),
     "shuffle_swap_snli": (
         "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "
@@ -110,6 +118,9 @@ PUBLISHED = (
     ("rotations", "rotations", "rotations_small_kernels.csv"),
     ("rotations", "rotary_dial", "rotary_dial_smollm2.csv"),
     ("needles", "needles", "needles_smollm2.csv"),
+    ("depth", "depth", "depth_*.csv"),
+    ("state_space", "depth_in_training", "depth_in_training.csv"),
+    ("forms", "encoding_forms", "encoding_forms.csv"),
     ("vision", "vit_grid", "vit_digits.csv"),
     ("heads", "head_classes", "head_classes_smollm2.csv"),
     ("heads", "head_classes", "head_classes_minilm.csv"),

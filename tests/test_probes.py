@@ -454,7 +454,11 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
         (lambda: random_shuffling("a.jsonl"), TypeError, "read_snli"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "put it in a list"),
         (lambda: random_shuffling([{"premise": "a"}]), TypeError, "got a list of dict; read_pairs reads the rows"),
-        (lambda: random_shuffling(["one two"]), TypeError, r"got a list of str; .* read_texts\(texts\) makes sentences"),
+        (
+            lambda: random_shuffling(["one two"]),
+            TypeError,
+            r"got a list of str; .* read_texts\(texts\) makes sentences",
+        ),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "all be of one kind"),
     ],
 )
