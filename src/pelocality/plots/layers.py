@@ -341,7 +341,7 @@ def trajectory(
 
 
 def _by_layer(
-    values: Mapping[str, Any], metric: str | None, layers: Sequence[int] | None, length: int, axes: Sequence[int]
+    values: Mapping[str, Any], metric: Any, layers: Sequence[int] | None, length: int, axes: Sequence[int]
 ) -> tuple[str, list[tuple[np.ndarray, Sequence[int], int | None]]]:
     """Return the metric of all values in words, and each by layer, with the layers' numbers and the model's depth.
 
