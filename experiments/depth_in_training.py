@@ -199,10 +199,10 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
             means = of.groupby(["step", "seed"])[column].mean().unstack()
             ax.plot(means.index, means.mean(axis=1), style, color=colour, markersize=4, label=kind)
             ax.fill_between(means.index, means.min(axis=1), means.max(axis=1), color=colour, alpha=0.15, lw=0)
-        ax.set(xscale="symlog", xlabel="training step", title=name)
+        ax.set(xlabel="training step", title=name)
         ax.set_xscale("symlog", linthresh=12)
         steps = sorted(rows["step"].unique())
-        ax.set_xticks(steps, [str(step) for step in steps])
+        ax.set_xticks(steps, ["" if step == 400 else str(step) for step in steps])  # 600 stands there
         ax.minorticks_off()
     axes[0].set_ylabel("mean over layers")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper")
