@@ -1,6 +1,7 @@
 """An encoding, or positions, as JSON values: the type and the arguments of the constructor, and the way back."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -90,14 +91,17 @@ def _to_json(value: Any) -> Any:
             return value.tolist()
         array = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
         # through str: the float32 number 0.1 becomes 0.1, which rounds to the same float32 number
-        return np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape).tolist()
-    return value.item() if isinstance(value, np.generic) else value
+        return _to_json(np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape).tolist())
+    value = value.item() if isinstance(value, np.generic) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
 
 
 def _from_json(value: Any) -> Any:
     """Return the argument that `_to_json` converted."""
     if isinstance(value, dict) and "type" in value:
         return Configurable.from_configuration(value)
+    if value in ("inf", "-inf", "nan"):
+        return float(value)
     return [_from_json(each) for each in value] if isinstance(value, list) else value
 
 
