@@ -63,6 +63,7 @@ NAMES = {"minilm": "MiniLM", "mpnet": "MPNet", "smollm2": "SmolLM2", "ewt_dev": 
 OF_THE_PAPER = ("aux:pass", "compound", "obj")
 KINDS = ("positional", "contextual")
 TABLE = ["treebank", "model", "arcs", "direction"]  # what one table of relations is of
+LONG = 4  # words: the mean distance from which a relation is called long
 Z = stats.norm.ppf([0.975, 0.8])  # of an interval, and of a test that sees eight of ten
 
 
@@ -221,16 +222,15 @@ def groups(rows):
         yield {"treebank": treebank, "model": model + ", backwards" * backwards, "direction": direction}, table
 
 
-def summary(rows):
+def summary(rows, heads):
     """Return how many relations each kind wins, by their distance, and how the lead goes with the distance."""
     found = []
-    for names, table in groups(rows[rows["heads"] == "1/2"]):
-        wins = table[(table["q"] < 0.05) & (table["difference"] > 0)]
+    for names, table in groups(rows[rows["heads"] == heads]):
         row = {}
-        for low, high, words in ((0, 2, "below 2 words"), (2, 4, "2 to 4"), (4, np.inf, "above 4")):
-            won, all_of = (each["distance"].between(low, high, inclusive="left").sum() for each in (wins, table))
-            row[f"positional wins, {words}" if low == 0 else words] = f"{won} of {all_of}"
-        row |= {"contextual wins": shown(table)[1], "neither": int((table["q"] >= 0.05).sum())}
+        for low, high, words in ((0, 2, "wins below 2 words"), (2, LONG, "2 to 4"), (LONG, np.inf, "4 and more")):
+            part = table[table["distance"].between(low, high, inclusive="left")]
+            row[words] = "{}:{} of {}".format(*shown(part), len(part))
+        row |= {"neither": int((table["q"] >= 0.05).sum())}
         found.append(names | row | {"lead and distance": format(rank_correlation(table, "difference"), "+.2f")})
     return pd.DataFrame(found)
 
@@ -239,30 +239,30 @@ def could_be_seen(rows):
     """Return what would have been seen where neither kind wins, and which leads of contextual heads are excluded."""
     found = []
     for names, table in groups(rows[rows["heads"] == "1/2"]):
-        neither = table[table["q"] >= 0.05]["seen"]
-        median = f"{neither.median():.2f} ({neither.min():.2f} to {neither.max():.2f})" if len(neither) else ""
-        excluded = [f"{(table['difference_low'] > -points).sum()} of {len(table)}" for points in (0.1, 0.05)]
+        seen = table[table["q"] >= 0.05]["seen"].fillna(np.inf)
+        median = f"{seen.median():.2f} ({seen.min():.2f} to {seen.max():.2f})" if len(seen) else ""
+        tables = (table, table[table["distance"] >= LONG])
+        excluded = [f"{(part['difference_low'] > -0.1).sum()} of {len(part)}" for part in tables]
         found.append(
             names
-            | {"neither": len(neither), "difference seen": median}
-            | {"contextual lead of .10 excluded": excluded[0], "of .05": excluded[1]}
+            | {"neither": len(seen), "difference seen": median.replace("inf", "none")}
+            | {"contextual lead of .10 excluded": excluded[0], "4 words and more": excluded[1]}
             | {"correlation seen": f"{seen_correlation(len(table)):.2f}"}
         )
     return pd.DataFrame(found)
 
 
 def checks(rows):
-    """Return how heads compare with the offset, the lead in relation to what is found, and a quarter of the heads."""
-    found, quarter = [], dict(enumerate(groups(rows[rows["heads"] == "1/4"])))
-    for place, (names, table) in enumerate(groups(rows[rows["heads"] == "1/2"])):
+    """Return how heads compare with the offset, and the lead in relation to what is found."""
+    found = []
+    for names, table in groups(rows[rows["heads"] == "1/2"]):
         row = {
             f"{kind} over offset": "{}, {}".format(*shown(table, f"{kind}_gain", f"{kind}_gain_q")) for kind in KINDS
         }
         near = table[table["distance"] < 1.5]
         within = f"{(near['positional_gain'].abs() < 0.05).sum()} of {len(near)}"
         relative = format(rank_correlation(table, "relative"), "+.2f")
-        row |= {"near, within .05": within, "relative lead and distance": relative}
-        found.append(names | row | {"quarter: wins": "{}, {}".format(*shown(quarter[place][1]))})
+        found.append(names | row | {"near, within .05": within, "relative lead and distance": relative})
     return pd.DataFrame(found)
 
 
@@ -274,14 +274,16 @@ def leads(rows):
 def agreement(rows):
     """Return the rank correlations of leads over the relations that two treebanks or two models have in common."""
     found = {}
-    tables = [(key, table.set_index("relation")) for key, table in rows[rows["heads"] == "1/2"].groupby(TABLE)]
+    groups = rows[rows["heads"] == "1/2"].groupby(TABLE, sort=False)
+    tables = [(key, table.set_index("relation")) for key, table in groups]
     for (one, first), (other, second) in combinations(tables, 2):
         both = first.index.intersection(second.index)
         if one[2:] == other[2:] and (one[0] == other[0]) != (one[1] == other[1]) and len(both) > 3:
             names = [a if a == b else f"{a} and {b}" for a, b in zip(one, other, strict=True)]
             rho = stats.spearmanr(first.loc[both, "difference"], second.loc[both, "difference"]).statistic
             found.setdefault(tuple(names[:3]), {})[names[3]] = f"{rho:+.2f} (of {len(both)})"
-    return pd.DataFrame([dict(zip(TABLE, key, strict=False)) | cells for key, cells in found.items()])
+    treebanks_first = sorted(found.items(), key=lambda item: (item[0][2], " and " in item[0][1]))
+    return pd.DataFrame([dict(zip(TABLE, key, strict=False)) | cells for key, cells in treebanks_first])
 
 
 def by_relation(rows, direction, arcs):
@@ -311,22 +313,22 @@ def of_the_paper(rows):
 
 
 def figure(rows):
-    """Draw the lead of positional heads against the distance of relations, a panel per treebank and model."""
+    """Draw the lead of positional heads against the distance of relations, a row per model, a column per treebank."""
     tables = {names: table for names, table in leads(rows).items() if "backwards" not in names[1]}
     treebanks, models = (list(dict.fromkeys(names[place] for names in tables)) for place in (0, 1))
-    shape, size = (len(treebanks), len(models)), (1.2 + 3.6 * len(models), 1.2 + 2.8 * len(treebanks))
+    shape, size = (len(models), len(treebanks)), (1 + 3.8 * len(treebanks), 1.2 + 2.5 * len(models))
     fig, axes = plt.subplots(*shape, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained")
     colours = dict(zip(OF_THE_PAPER, ("tab:orange", "tab:blue", "tab:red"), strict=True))
     marks = dict(zip(DIRECTIONS, "os", strict=True))
     for (treebank, model, direction), table in tables.items():
-        ax = axes[treebanks.index(treebank), models.index(model)]
-        for relation, row in table.iterrows():
-            ends = [[row["difference"] - row["difference_low"]], [row["difference_high"] - row["difference"]]]
+        ax = axes[models.index(model), treebanks.index(treebank)]
+        for relation, part in table.groupby(table.index.where(table.index.isin(OF_THE_PAPER), "another")):
+            ends = [part["difference"] - part["difference_low"], part["difference_high"] - part["difference"]]
             colour = colours.get(relation, "black" if direction == DIRECTIONS[0] else "0.6")
             face = colour if direction == DIRECTIONS[0] else "white"
             named = relation in OF_THE_PAPER
             style = {"color": colour, "markerfacecolor": face, "markersize": 6.5 if named else 4, "zorder": 2 + named}
-            ax.errorbar(row["distance"], row["difference"], ends, fmt=marks[direction], elinewidth=0.7, **style)
+            ax.errorbar(part["distance"], part["difference"], ends, fmt=marks[direction], elinewidth=0.7, **style)
         backwards = table["arcs"].iloc[0] == "backwards"
         ax.set_title(f"{model}, {treebank}" + " (arcs to earlier words)" * backwards, fontsize=10)
     for ax in axes.flat:
@@ -335,25 +337,28 @@ def figure(rows):
         ax.minorticks_off()
         ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     fig.supxlabel("mean distance of the relation (words)", fontsize=10)
-    fig.supylabel("accuracy: best positional less best contextual head", fontsize=10)
+    fig.supylabel("accuracy: best positional minus best contextual head", fontsize=10)
     kinds = [(name, marks[name], "black", "black" if name == DIRECTIONS[0] else "white") for name in DIRECTIONS]
     kinds += [(name, "o", colour, colour) for name, colour in colours.items()]
     lines = [
         plt.Line2D([], [], linestyle="", label=name, marker=mark, color=colour, markerfacecolor=face)
         for name, mark, colour, face in kinds
     ]
-    fig.legend(handles=lines, loc="outside upper center", ncols=len(lines), frameon=False)
+    fig.legend(
+        handles=lines, loc="outside upper center", ncols=len(lines), columnspacing=1, handletextpad=0.2, frameon=False
+    )
     return fig
 
 
 def show(rows, output):
     """Print the tables of all models and treebanks, and draw them."""
     rows = prepared(rows)
-    every = summary(rows)
-    same_arcs = every["model"].str.endswith("backwards")
-    tables = {"who wins": every[~same_arcs], "the paper's relations": of_the_paper(rows)}
-    tables |= {"on the arcs that a decoder sees": every[same_arcs], "what could have been seen": could_be_seen(rows)}
-    tables |= {"checks": checks(rows), "agreement": agreement(rows)}
+    half, quarter = (summary(rows, heads) for heads in ("1/2", "1/4"))
+    backwards = half["model"].str.endswith("backwards")
+    tables = {"who wins": half[~backwards], "the paper's relations": of_the_paper(rows)}
+    tables |= {"what could have been seen": could_be_seen(rows), "a quarter of the heads of each kind": quarter}
+    tables |= {"on the arcs that a decoder sees": half[backwards], "checks": checks(rows)}
+    tables |= {"agreement": agreement(rows)}
     for arcs, direction in product(rows["arcs"].unique(), DIRECTIONS):
         tables[f"{direction}, {arcs} arcs"] = by_relation(rows, direction, arcs)
     for title, table in tables.items():

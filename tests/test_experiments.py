@@ -274,14 +274,8 @@ def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, ca
     assert "| relation | distance | MiniLM, en_sentences |" in printed
     assert "| MiniLM, backwards |" in printed
     assert (tmp_path / "dependency_heads.png").exists()
-    run(
-        "dependency_heads",
-        "--results",
-        tmp_path / "dependency_heads.csv",
-        "--output",
-        tmp_path,
-        monkeypatch=monkeypatch,
-    )
+    numbers = tmp_path / "dependency_heads.csv"
+    run("dependency_heads", "--results", numbers, "--output", tmp_path, monkeypatch=monkeypatch)
     assert capsys.readouterr().out == printed
 
 
