@@ -118,7 +118,7 @@ PUBLISHED = (
     ("rotations", "rotations", "rotations_small_kernels.csv"),
     ("rotations", "rotary_dial", "rotary_dial_smollm2.csv"),
     ("needles", "needles", "needles_smollm2.csv"),
-    ("depth", "depth", "depth_*.csv"),
+    ("depth", "depth", "depth_[ms]*.csv"),
     ("state_space", "depth_in_training", "depth_in_training.csv"),
     ("forms", "encoding_forms", "encoding_forms.csv"),
     ("vision", "vit_grid", "vit_digits.csv"),
