@@ -1,5 +1,7 @@
 """Code on the pages runs as it stands there, page by page, on small models in place of those from the hub."""
 
+import json
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -109,3 +111,15 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page, known):
                 exec(code, known)
         else:
             exec(code, known)
+
+
+OVERVIEWS = ("index.md", "results/index.md", "changelog.md")  # listed by what they are
+
+
+def test_pages_are_listed_by_their_titles():
+    listed = re.findall(r"^ *- (.+): (\S+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    for name, path in listed:
+        page = (ROOT / "docs" / path).read_text(encoding="utf-8")
+        first = page if path.endswith(".md") else "".join(json.loads(page)["cells"][0]["source"])
+        assert path in OVERVIEWS or first.startswith(f"# {name}\n"), path
+    assert {path for _, path in listed} >= {f"results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md")}
