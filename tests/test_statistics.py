@@ -304,6 +304,10 @@ def test_values_may_be_tensors_of_any_precision_with_gradients():
 def test_a_format_is_that_of_the_number_and_of_both_ends():
     found = Estimate(0.25, -0.5, 1)
     assert (f"{found}", f"{found:.1f}", f"{found:+.0%}") == (str(found), "0.2 [-0.5, 1.0]", "+25% [-50%, +100%]")
+    for form in (">24", "24", "*^24"):
+        assert f"{found:{form}}" == f"{found!s:{form}}"
+    assert f"{found:>+24.1f}" == f"{'+0.2 [-0.5, +1.0]':>24}"
+    assert round(found, 1) == Estimate(0.2, -0.5, 1.0)
 
 
 def test_an_estimate_of_integers_is_a_float():

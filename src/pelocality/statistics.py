@@ -4,6 +4,7 @@ Numbers may be given as lists, arrays or tensors; the results are numpy's, in fl
 """
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from scipy import stats
 from pelocality._checks import check_confidence, check_unmasked, flag, number, real_numbers
 
 Floats = NDArray[np.float64]
+_FORMAT = re.compile(r"((?:.?[<>^])?)([-+ ]?z?#?0?)(\d*)(.*)")  # alignment, sign, width, precision and type
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Estimate:
         0.900 [0.850, 0.940]
         >>> f"{Estimate(0.9, 0.85, 0.94):.0%}"
         '90% [85%, 94%]'
+        >>> f"{Estimate(0.9, 0.85, 0.94):>22.1f}", round(Estimate(0.9, 0.85, 0.94), 1)
+        ('        0.9 [0.8, 0.9]', Estimate(value=0.9, low=0.8, high=0.9))
     """
 
     value: float
@@ -42,8 +46,12 @@ class Estimate:
         return format(self, ".3f")
 
     def __format__(self, form: str) -> str:
-        value, low, high = (format(float(number), form or ".3f") for number in (self.value, self.low, self.high))
-        return f"{value} [{low}, {high}]"
+        align, sign, width, digits = _FORMAT.findall(form)[0]
+        value, low, high = (format(float(each), sign + (digits or ".3f")) for each in (self.value, self.low, self.high))
+        return format(f"{value} [{low}, {high}]", align + width)
+
+    def __round__(self, digits: int = 0) -> "Estimate":
+        return Estimate(*(round(float(each), digits) for each in (self.value, self.low, self.high)))
 
     def __float__(self) -> float:
         return float(self.value)
