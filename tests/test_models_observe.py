@@ -404,8 +404,8 @@ def test_windows_are_reported_by_layer():
     result = positional_attention(made("gemma2"), length=N, words=4)
     assert result.visible_keys == (4, N)
     assert result.to_frame("layer")["visible_keys"].tolist() == [4, N]
-    assert "visible keys" in repr(result)
-    assert "visible keys" not in repr(positional_attention(tiny("gpt2"), length=N, words=4))
+    assert "visible_keys" in repr(result)
+    assert "visible_keys" not in repr(positional_attention(tiny("gpt2"), length=N, words=4))
 
 
 def test_layers_without_positions_are_reported():

@@ -157,7 +157,7 @@ class AuditComparison(DisplayMixin):
         return f"{names}: they differ first in layer {layer}, at distances of {far} and more in {length} positions"
 
     def _table(self) -> pd.DataFrame:
-        return self.to_frame().rename(columns=lambda name: name.replace("_", " "))
+        return self.to_frame()
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -287,8 +287,7 @@ class AveragedAttention(DisplayMixin):
             names.append("visible_keys")
         frame = frame[list(dict.fromkeys(name if name in frame else f"{name}_of_mean" for name in names))]
         mean = frame.mean().to_frame().T.astype(object).assign(layer="mean")
-        table = pd.concat([frame.astype(object), mean], ignore_index=True)
-        return table.rename(columns=lambda name: name.replace("_", " "))
+        return pd.concat([frame.astype(object), mean], ignore_index=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -323,7 +322,9 @@ class PositionalAttention(AveragedAttention):
 
     def _samples(self) -> str:
         words = len(self.source.words)
-        fed = "special tokens fed and cropped" if self.source.special_tokens else "no special tokens"
+        fed = "tokens of the model's own cropped" if "cut_share" in self.per_sample else "no special tokens"
+        if self.source.special_tokens:
+            fed = "special tokens fed and cropped"
         if self.source.prefix:
             fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
         return f"mean over {words} word{'s' if words != 1 else ''}, {fed}"
