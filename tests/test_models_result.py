@@ -1,5 +1,6 @@
 """The result of identical-word probing: tables, intervals, saving and loading."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -188,6 +189,16 @@ def test_the_source_holds_model_words_and_versions(result):
 def test_invalid_arguments_are_refused(result, call, message):
     with pytest.raises(ValueError, match=message):
         call(result)
+
+
+def test_a_metric_is_a_name_or_a_function_of_the_result(result):
+    with pytest.raises(TypeError, match="metric must be a name, such as 'locality', got a function"):
+        result.interval(metrics.locality)
+    with pytest.raises(AttributeError, match=r"no attribute 'locality'; call locality\(result\), or read its to_frame"):
+        _ = result.locality
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = result.nothing
+    assert repr(copy.deepcopy(result)) == repr(result)
 
 
 def test_causal_results_show_metrics_that_mean_something_there():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pandas as pd
 import torch
@@ -108,6 +108,12 @@ class AveragedAttention(DisplayMixin):
             )
         return tuple(notes)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            metric = "" if metric_of(name) is None else f"; call {name}(result), or read its to_frame()"
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{metric}")
+
     def interval(self, metric: str = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the t interval over words or texts for the mean of a metric.
 
@@ -121,8 +127,11 @@ class AveragedAttention(DisplayMixin):
             The lower and the upper end, each (layer, head); NaN for a single sample.
 
         Raises:
+            TypeError: A metric that is not a name.
             ValueError: An unknown metric or a confidence outside (0, 1).
         """
+        if not isinstance(metric, str):
+            raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}")
         if metric not in self.per_sample:
             known = ", ".join(self.per_sample) or "none: there are no numbers of each text, read metric_of_mean"
             raise ValueError(f"metric must be one of {known}, got {metric!r}")
