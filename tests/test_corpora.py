@@ -358,10 +358,11 @@ def test_texts_come_from_a_list_or_a_file_with_one_a_line_and_go_to_every_builde
 
 def test_a_text_by_itself_or_something_else_than_texts_is_refused(tmp_path):
     for source, error, says in (
-        ("A cat naps.", FileNotFoundError, r"got 'A cat naps.'"),
+        ("A cat naps.", FileNotFoundError, "got 'A cat naps.'; read_texts takes texts in a list"),
         ([3], ValueError, "list:1: a text must be a string, got 3"),
-        ((text for text in ["a"]), TypeError, "texts must be a file, or a list of texts, got a generator"),
+        ((text for text in ["a"]), TypeError, "texts must be a file, a list of texts or a column, .*, got a generator"),
         (3, TypeError, "got a int"),
+        (pandas.DataFrame({"text": ["a"]}), TypeError, r"a column, frame\['text'\], got a DataFrame"),
     ):
         with pytest.raises(error, match=says):
             list(read_texts(source))

@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 import transformers as hf
@@ -441,6 +442,8 @@ def test_a_text_that_a_model_cannot_run_is_refused_with_its_reason(monkeypatch):
     ("given", "arguments", "error", "message"),
     [
         ({"input_ids": tokens(2, 4)}, {}, TypeError, r"^texts must be .*, got one batch; pass \[batch\]"),
+        (pd.DataFrame({"text": ["a b"]}), {}, TypeError, r"got DataFrame; give one column, frame\['text'\]"),
+        (nn.Identity(), {}, TypeError, "got Identity; texts come before the tokenizer"),
         ([[1, 2]], {}, TypeError, "mappings with input_ids, .*, got list"),
         ([{"labels": 1}], {}, TypeError, "mappings with input_ids, .*, got dict"),
         ([{"input_ids": tokens(2, 4)}], {}, ValueError, "special tokens cannot be identified"),

@@ -135,6 +135,7 @@ def test_a_tokenizer_that_truncates_and_pads_by_itself_gives_whole_texts(length)
         (None, {}, TypeError, r"^texts must be a list of texts or .*, got NoneType"),
         (TEXTS, {"tokenizer": None}, ValueError, "texts holds strings, which need a tokenizer; pass tokenizer="),
         (TEXTS, {"tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with AutoTokenizer"),
+        (TEXTS, {"tokenizer": TEXTS}, TypeError, "got list; the tokenizer comes before the texts"),
         (["a cat", ""], {}, ValueError, r"^texts\[1\], '', has no tokens but special ones; leave it out"),
         (["a cat", " \n"], {"special_tokens": True}, ValueError, r"^texts\[1\], ' \\n', has no tokens"),
         ([*TEXTS, "a " * 39], {}, ValueError, r"^texts\[6\], 'a a .*, has 41 tokens, the model can read 40; shorten"),

@@ -135,7 +135,8 @@ def check_tokenizer(tokenizer: Any) -> None:
     """Raise a TypeError unless a tokenizer can be called on texts and has special tokens; a name cannot."""
     if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
         given = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
-        raise TypeError(f"tokenizer must be the model's tokenizer, got {given}; load it with AutoTokenizer")
+        advice = "the tokenizer comes before the texts" if isinstance(tokenizer, list) else "load it with AutoTokenizer"
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {given}; {advice}")
 
 
 def check_dataset(name: str, value: Any) -> None:

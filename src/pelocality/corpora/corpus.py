@@ -102,5 +102,5 @@ def file_corpus(path: str | Path, records: Callable[[Path], Iterator[Record]], r
         given = f"got a {type(path).__name__}; read_pairs reads the rows of a Dataset, a data frame or a list"
         raise TypeError(f"path must be the name of a file, {given}, and read_texts a list of texts")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}")
+        raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}; read_texts takes texts in a list")
     return Corpus(str(path), functools.partial(records, Path(path)), read)

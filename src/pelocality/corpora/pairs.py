@@ -228,8 +228,8 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
     if isinstance(texts, str | Path):
         return file_corpus(texts, text_lines, read)
     name = type(texts).__name__
-    if not isinstance(texts, Collection):
-        raise TypeError(f"texts must be a file, or a list of texts, got a {name}")
+    if not isinstance(texts, Collection) or hasattr(texts, "columns"):
+        raise TypeError(f"texts must be a file, a list of texts or a column, frame['text'], got a {name}")
     return Corpus(name, functools.partial(enumerate, texts, 1), read)
 
 

@@ -81,8 +81,8 @@ class LossByPosition(DisplayMixin):
 def loss_by_position(
     model: nn.Module,
     texts: Iterable[Any],
-    *,
     tokenizer: Any = None,
+    *,
     length: int | None = None,
     batch_size: int = 1,
     progress: bool = True,
@@ -163,7 +163,7 @@ def _losses(logits: Tensor, ids: list[list[int]]) -> Tensor:
 
 def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
     """Yield the token ids of each text, without padding."""
-    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable):
+    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) or hasattr(texts, "columns"):
         raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
     for number, text in enumerate(texts):
         if isinstance(text, str):

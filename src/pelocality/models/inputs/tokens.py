@@ -116,8 +116,9 @@ def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, ba
     if isinstance(texts, str | Mapping):
         kind = "text" if isinstance(texts, str) else "batch"
         raise TypeError(f"texts must be a list of texts or of tokenised batches, got one {kind}; pass [{kind}]")
-    if not isinstance(texts, Iterable):
-        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
+    if not isinstance(texts, Iterable) or hasattr(texts, "columns"):
+        advice = "give one column, frame['text']" if hasattr(texts, "columns") else "texts come before the tokenizer"
+        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}; {advice}")
     for number, (strings, items) in enumerate(groupby(texts, lambda item: isinstance(item, str))):
         if number:
             got = f"{type(next(items)).__name__} after {'tokenised batches' if strings else 'strings'}"

@@ -150,8 +150,8 @@ class Influence(SequenceModel):
 def influence(
     model: nn.Module | SequenceModel,
     texts: Iterable[Any] | None = None,
-    *,
     tokenizer: Any = None,
+    *,
     directions: int = 2,
     seed: int = 0,
     **options: Any,

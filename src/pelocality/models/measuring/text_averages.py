@@ -82,8 +82,8 @@ class TextAverage(AveragedAttention):
 def text_average(
     model: nn.Module | SequenceModel,
     texts: Iterable[Any],
-    *,
     tokenizer: Any = None,
+    *,
     length: int = 128,
     special_tokens: bool = False,
     without_first: int = 0,
