@@ -187,7 +187,7 @@ def test_the_score_is_determined_by_the_head_or_given():
     both_ways = hf.BertLMHeadModel(masked_model().config).double()
     chosen = evaluate_minimal_pairs(both_ways, tokenizer, pairs, score=pseudo_log_likelihood)
     assert chosen.score == "pseudo_log_likelihood"
-    with pytest.raises(ValueError, match="fits no score; load it with AutoModelForMaskedLM or AutoModelForC"):
+    with pytest.raises(ValueError, match="that fits one score; load it with AutoModelForMaskedLM or AutoModelForC"):
         evaluate_minimal_pairs(classifier(), tokenizer, pairs)
 
 

@@ -196,5 +196,6 @@ def _score_of_head(model: nn.Module) -> Score:
     masked = has_head(model, MASKED)
     if masked == has_head(model, CAUSAL):
         advice = f"load it with {LOADERS}, or pass score=pseudo_log_likelihood or log_likelihood"
-        raise ValueError(f"{type(SequenceModel(model).with_head).__name__} fits no score; {advice}")
+        name = type(SequenceModel(model).with_head).__name__
+        raise ValueError(f"{name} has no language-modelling head that fits one score; {advice}")
     return pseudo_log_likelihood if masked else log_likelihood
