@@ -17,7 +17,7 @@ from pelocality import SequenceModel, compare_models, positional_attention, repo
 from pelocality.__main__ import main
 from pelocality.metrics import sink_rate
 from pelocality.models import identical_patches
-from pelocality.reports import Atlas, Chart, atlas_row, text_batches
+from pelocality.reports import Atlas, Chart, atlas_row, load_model, text_batches
 from pelocality.reports.atlas import FIELDS, SCHEMA
 from pelocality.reports.figures import figure
 from tests.families import same, state
@@ -65,6 +65,7 @@ def test_a_part_that_a_model_lacks_holds_the_reason_of_the_library(made, models,
         pelocality.rotary_bands(models["bert"], tokenizer, ["a b c"])
     assert made["bert"]["bands"].reason == str(error.value)
     assert [part.key for part in made["bert"].parts if part.reason] == ["bands", "order"]
+    assert made["bert"]["order"].reason == "BertModel has no language-modelling head that fits one score"
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -158,6 +159,24 @@ def test_a_wrong_argument_is_named(options, error, message):
     model = hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES))
     with pytest.raises(error, match=message):
         report(model, **options, progress=False)
+
+
+def test_a_model_without_any_part_is_an_error():
+    with pytest.raises(ValueError, match=r"supports no part of a report; the first reason: .* on the meta device"):
+        report(hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES)).to("meta"), progress=False)
+
+
+def test_a_folder_of_a_model_with_an_encoding_is_loaded_with_it(tmp_path):
+    model = hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES))
+    pelocality.attach(model, pelocality.ALiBi(2))
+    model.save_pretrained(tmp_path)
+    assert pelocality.models.attached(load_model(tmp_path)[0]).encodings
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "none.gguf", "a/b/c"])
+def test_a_path_that_does_not_exist_is_said_before_the_hub_is_asked(name):
+    with pytest.raises(FileNotFoundError, match=f"there is no {name}"):
+        load_model(name)
 
 
 def test_texts_have_one_length_and_too_short_ones_are_refused(tokenizer):

@@ -10,6 +10,8 @@ import transformers
 from torch import Tensor
 
 from pelocality.corpora import example_data
+from pelocality.models import load
+from pelocality.models.attaching.saving import ATTACHED_REASON
 
 _BATCH = 8  # texts
 
@@ -18,7 +20,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     """Return a transformers model, with the head that it was saved with, and its tokenizer.
 
     Args:
-        name: A hub name, a local folder, or a ``.gguf`` file.
+        name: A hub name, a local folder, or a ``.gguf`` file, which needs the package gguf. A folder with an attached
+            encoding is loaded by `pelocality.load`.
 
     Returns:
         The model in float32 and in evaluation mode, and its tokenizer, or None if there is none.
@@ -27,6 +30,9 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
         OSError: Nothing of this name is found.
     """
     options = {}
+    looks_like_path = Path(name).is_absolute() or str(name).startswith(".") or len(Path(name).parts) > 2
+    if (looks_like_path or Path(name).suffix == ".gguf") and not Path(name).exists():
+        raise FileNotFoundError(f"model must be a hub name, a folder or a .gguf file, but there is no {name}")
     if Path(name).suffix == ".gguf":
         name, options = Path(name).parent, {"gguf_file": Path(name).name}
     config = transformers.AutoConfig.from_pretrained(name, **options)
@@ -37,7 +43,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError):
         tokenizer = None
     model_class = getattr(transformers, saved, transformers.AutoModel)
-    return model_class.from_pretrained(name, dtype=torch.float32, **options).eval(), tokenizer
+    loader = load if ATTACHED_REASON in vars(config).values() else model_class.from_pretrained
+    return loader(name, dtype=torch.float32, **options).eval(), tokenizer
 
 
 def default_texts() -> list[str]:

@@ -1,6 +1,7 @@
 """A report of one model: every part, or the reason why the model does not support it."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -75,7 +76,7 @@ def report(
 
     Raises:
         TypeError: Something that is not a model, or an argument of the wrong type.
-        ValueError: A length or a number of words below what can be measured.
+        ValueError: A length or a number of words below what can be measured, or a model that supports no part.
         OSError: There is no model of this name, or the folder of ``path`` does not exist.
         ImportError: Plotly is not installed, and a page is to be written.
 
@@ -112,6 +113,8 @@ def report(
     for key, (title, make) in bar:
         bar.set_postfix_str(key)
         parts.append(replace(_part(key, make, subject), key=key, title=title))
+    if all(part.reason for part in parts):
+        raise ValueError(f"model supports no part of a report; the first reason: {parts[0].reason}")
     command = f"pelocality report {given or 'MODEL'} --length {n} --words {words} --seed {seed}"
     result = Report(
         name=Path(given).stem if given.endswith(".gguf") else known.name,
@@ -137,7 +140,8 @@ def _part(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
         part = make(subject)
     except (TypeError, ValueError, NotImplementedError) as error:
         logger.info("a report without %s", key, exc_info=True)
-        return Part(reason=str(error).split("\n")[0].partition("; known:")[0].rstrip("."))
+        reason = re.split("; (?:known:|load it with)", str(error).split("\n")[0])[0]  # a command loads the model itself
+        return Part(reason=reason.rstrip("."))
     charts = tuple(replace(each, **{name: plain(value) for name, value in vars(each).items()}) for each in part.charts)
     return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
 
