@@ -179,8 +179,12 @@ def test_numbers_of_layers_may_be_tensors(draw, layers):
 
 
 def test_profiles_of_long_encodings_need_no_matrix():
-    _, ax = plots.profiles({"ALiBi": measure_relative(ALiBi(4).relative(4096)), "one": ALiBi(4).weights(64)}, reach=8)
-    long, short = ax.lines[:2]
+    causal = ALiBi(4, causal=True)
+    causal.weights = None  # not called
+    lines = {"ALiBi": measure_relative(ALiBi(4).relative(4096)), "one": ALiBi(4).weights(64), "causal": causal}
+    _, ax = plots.profiles(lines, length=20_000, reach=8)
+    long, short, past = ax.lines[:3]
+    assert past.get_ydata()[8] > past.get_ydata()[7] > past.get_ydata()[9] == 0
     np.testing.assert_allclose(long.get_xdata(), short.get_xdata())
     expected = measure_relative(ALiBi(4).relative(4096)).distance_profile.mean(0)[4095 - 8 : 4096 + 8]
     np.testing.assert_allclose(long.get_ydata(), expected, rtol=1e-5)

@@ -50,7 +50,8 @@ class ContentEncoding(Encoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> NoReturn:  # noqa: D102
         raise TypeError(
             f"{type(self).__name__} has no bias and no weights without queries and keys; call "
-            "attention_inputs(query, key), or use it in biased_attention or PositionalSelfAttention"
+            "attention_inputs(query, key), or use it in biased_attention or PositionalSelfAttention; measure rotations "
+            "with measure_relative(rotary.kernel(query, key, length))"
         )
 
     def relative(self, length: int) -> Any:  # noqa: D102

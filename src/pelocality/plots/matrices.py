@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pelocality._checks import check_choice, count, number
-from pelocality.metrics import distance_profile
+from pelocality.metrics import distance_profile, measure_relative
 from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import as_array, attention_of, draw_by_distance, draw_image, figure_and_axes
 from pelocality.positions import Positions
@@ -84,8 +86,9 @@ def profiles(
     """Draw the mean attention at each signed distance, with one line per model or encoding.
 
     Args:
-        attention: Matrices (..., n, n), a result, an encoding, or what `measure_relative` returned for an encoding too
-            long for a matrix, averaged over the leading axes; or a mapping of several by name.
+        attention: Matrices (..., n, n), a result, an encoding, or what `measure_relative` returned for logits by
+            distance, averaged over the leading axes; or a mapping of several by name. An encoding that depends on
+            distance alone needs no n x n matrix; of a rotation, give ``measure_relative(rotary.kernel(q, k, n))``.
         positions: As for `distance_profile`, the same for all matrices. On a grid, distance has no sign.
         ax: Where to draw; a new figure if None.
         reach: Largest distance drawn, in tokens or in the unit of the positions. The label of the axis says how far
@@ -116,7 +119,10 @@ def profiles(
     lines = {}
     signed = {}
     farthest = 0.0
-    named = {name: attention_of(each, length) for name, each in _by_name(attention).items()}
+    named = {
+        name: attention_of(each, length) if positions is not None else _without_matrix(each, length)
+        for name, each in _by_name(attention).items()
+    }
     for name, matrices in named.items():
         found = getattr(matrices, "distance_profile", None)  # a RelativeMeasurement has one
         found = distance_profile(matrices, positions=positions) if found is None else found
@@ -140,6 +146,15 @@ def profiles(
     if all(signed.values()):
         ax.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     return fig, ax
+
+
+def _without_matrix(value: Any, length: int) -> Any:
+    """Return what has a profile: of an encoding by distance its measurement, of anything else what metrics read."""
+    if hasattr(value, "relative") and not isinstance(value, type):
+        # an encoding depends on more than distance, or its logits are beyond the range of float64
+        with contextlib.suppress(TypeError, ValueError), warnings.catch_warnings(action="ignore"):
+            return measure_relative(value.relative(length))
+    return attention_of(value, length)
 
 
 def key_profiles(
