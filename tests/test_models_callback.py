@@ -158,11 +158,11 @@ def test_causal_models_have_the_columns_of_their_frame(tmp_path, source):
     )  # fmt: skip
     model.position = AttenuatedEncoding(heads=2, decay=0.5, causal=True)
     trainer = Trainer(model, make_trainer(tmp_path, max_steps=1).args, train_dataset=ROWS)
-    callback = add_callback(trainer, source=source)
+    callback = add_callback(trainer, source=source, prefix=5 if source == "attention" else False)
     trainer.train()
     assert list(callback.table.columns) == ["step", "layer", *CAUSAL]
     if source == "attention":
-        result = positional_attention(model, length=12, words=3)
+        result = positional_attention(model, length=12, words=3, prefix=5)
         wanted = result.to_frame("layer")[[f"{name}_of_mean" for name in CAUSAL]].to_numpy()
         last = callback.table[callback.table["step"] == 1][list(CAUSAL)].to_numpy()
         assert last == pytest.approx(wanted, abs=1e-6)
@@ -389,6 +389,7 @@ def test_the_reporters_of_the_arguments_get_the_numbers_once_from_the_first_proc
         ({"words": []}, "words is empty"),
         ({"name": ""}, "name"),
         ({"source": "tables"}, "attention"),
+        ({"source": "logits", "prefix": True}, "prefix is for source='attention', got source='logits'"),
     ],
 )
 def test_invalid_values_are_refused_by_the_constructor(options, words):

@@ -57,6 +57,8 @@ class LocalityCallback(TrainerCallback):
         seed: Seed of the words.
         name: The first part of this callback's keys. Two callbacks on one Trainer, of two sources or lengths, need
             two names.
+        prefix: As for `positional_attention`. Use True for a decoder with relative positions alone (RoPE): without a
+            prefix, each layer shows only the positions that it adds itself.
         inputs: For a model that reads something else than token ids, as for `SequenceModel`. The library's functions
             bring their positions.
         vocabulary_size: For a module that is not a transformers model, as for `SequenceModel`.
@@ -104,13 +106,16 @@ class LocalityCallback(TrainerCallback):
         words: int | list[str | int] = 16,
         seed: int = 0,
         name: str = "pelocality",
+        prefix: bool | str | int = False,
         inputs: Content | None = None,
         vocabulary_size: int | None = None,
     ):
         check_words(words)
         check_choice("source", source, get_args(Source))
         self.every, self.length, self.seed = count("every", every), count("length", length), count("seed", seed, 0)
-        self.source, self.words, self.name = source, words, name
+        if prefix is not False and source != "attention":
+            raise ValueError(f"prefix is for source='attention', got source={source!r}; leave it out")
+        self.source, self.words, self.name, self.prefix = source, words, name, prefix
         self.inputs, self.vocabulary_size = inputs, vocabulary_size
         self.log_history: list[dict[str, Any]] = []
         trajectory([], name=name)  # refuses an invalid name
@@ -178,6 +183,7 @@ class LocalityCallback(TrainerCallback):
             return [(layer, *each) for layer, each in enumerate(measured)]
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
         run: Any = positional_attention if self.source == "attention" else positional_logits
+        options |= {"prefix": self.prefix} if self.source == "attention" else {}
         known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
         result = run(known, tokenizer if self.inputs is None else None, **options)
         causal = result.source.causal if self.source == "attention" else result.causal
