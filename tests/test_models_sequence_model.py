@@ -381,7 +381,7 @@ def test_models_of_images_sound_and_series_are_measured(name):
     assert result.length == N
     assert result.source.words == ("sample 5", "sample 6")
     assert ("cut_share" in result.per_sample) == (added > 0)
-    assert ("words, tokens of the model's own cropped" in repr(result)) == (added > 0)
+    assert ("mean over 2 samples, tokens of the model's own cropped" in repr(result)) == (added > 0)
 
 
 def test_the_text_half_of_clip_and_the_decoder_of_whisper_read_tokens():

@@ -330,13 +330,13 @@ class PositionalAttention(AveragedAttention):
         return distances
 
     def _samples(self) -> str:
-        words = len(self.source.words)
+        number, kind = len(self.source.words), "word" if self.source.word_ids else "sample"
         fed = "tokens of the model's own cropped" if "cut_share" in self.per_sample else "no special tokens"
         if self.source.special_tokens:
             fed = "special tokens fed and cropped"
         if self.source.prefix:
             fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
-        return f"mean over {words} word{'s' if words != 1 else ''}, {fed}"
+        return f"mean over {number} {kind}{'s' if number != 1 else ''}, {fed}"
 
 
 def metric_of(name: str) -> Callable[..., Tensor] | None:
