@@ -476,6 +476,7 @@ def test_images_are_averaged():
     batches = [{"pixel_values": torch.randn(3, 3, 16, 16)} for _ in range(2)]
     known = SequenceModel(model, inputs=identical_patches(4))
     result = text_average(known, batches, without_first=1)
+    assert result.source.special_tokens
     model.set_attn_implementation("eager")
     with torch.no_grad():
         maps = torch.cat([torch.stack(model(**batch, output_attentions=True).attentions, 1) for batch in batches])
@@ -627,6 +628,7 @@ def test_images_are_averaged_on_their_grid():
     known, grid = SequenceModel(vit(), inputs=identical_patches(4)), Positions.grid(4, 4)
     batches = [{"pixel_values": torch.randn(2, 3, 16, 16)} for _ in range(2)]
     result = text_average(known, batches, without_first=1)
+    assert result.source.special_tokens
     assert result.positions.dimensions == 2
     torch.testing.assert_close(metrics.symmetry(result), metrics.symmetry(result.attention, positions=grid))
     with attention_of(known.module, batches[0]) as maps:
