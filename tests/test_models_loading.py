@@ -216,6 +216,8 @@ def test_errors_of_loading_give_the_reason(tmp_path):
         load(tmp_path / "attached")
     assert isinstance(load(tmp_path / "attached", model_class=hf.BertModel), hf.BertModel)
     (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(TypeError, match=r"path must be a folder or a name on the hub, got NoEncoding\("):
+        load(NoEncoding())
     with pytest.raises(ValueError, match=r"an adapter of peft, not a model; load the base model, attach .*PeftModel"):
         load(tmp_path)
 

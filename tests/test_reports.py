@@ -208,6 +208,8 @@ def test_a_row_of_another_schema_is_refused(made, tmp_path):
             Atlas.read([tmp_path / "row.json"])
     with pytest.raises(ValueError, match="models is empty"):
         compare_models([])
+    with pytest.raises(TypeError, match="models must be a list of models, names or files, got a str"):
+        compare_models("bert-base-uncased")
 
 
 def test_an_atlas_says_why_models_cannot_be_compared(made):

@@ -60,7 +60,7 @@ class Configurable:
         known = [each for each in _subclasses(Configurable) if issubclass(each, cls) and not inspect.isabstract(each)]
         found = {each.__module__: each for each in known if each.__name__ == name}  # the last one of each module
         if not found:
-            names = ", ".join(sorted({each.__name__ for each in known}))
+            names = ", ".join(sorted({each.__name__ for each in known if not each.__name__.startswith("_")}))
             raise ValueError(f"encoding type {name!r} is not known; known: {names}")
         if len(found) > 1:
             raise ValueError(f"encoding type {name!r} is a class of {' and of '.join(found)}; rename your own class")

@@ -117,7 +117,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
     if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
         shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
-        raise ValueError(f"{wanted}, got shapes {shapes}; keys and values of fewer heads need enable_gqa=True")
+        groups = "keys and values of fewer heads need enable_gqa=True and a number that divides the query's heads"
+        raise ValueError(f"{wanted}, got shapes {shapes}; {groups}")
     check_encoding(encoding, query.shape[1])
     if encoding.device != query.device:
         wanted = f"encoding must be on {query.device}, as the query is, got one on {encoding.device}"

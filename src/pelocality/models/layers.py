@@ -128,7 +128,8 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     if len(sizes) > 1 or sizes[0] < (length or 0):
         found = " and ".join(map(str, sizes))
         of = "" if length is None else f" of its {length}"
-        raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows")
+        short = "" if model.content is None else ", or inputs= gives too short an input"
+        raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows{short}")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = first[0].tokens(column)[0]
     lead = heads_lead(model, inputs, first[0].weights)

@@ -1,7 +1,7 @@
 """An atlas: a row of numbers for each model, as JSON that others can add to, as a table and as one page."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,8 @@ def compare_models(
         [['BertModel', 'learned', False], ['GPT2Model', 'learned', True]]
     """
     rows: list[dict[str, Any]] = []
+    if isinstance(models, str | Mapping):
+        raise TypeError(f"models must be a list of models, names or files, got a {type(models).__name__}")
     for given in models:
         if isinstance(given, str | Path) and str(given).endswith(".json"):
             rows += Atlas.read([given]).rows

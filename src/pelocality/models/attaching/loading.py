@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import WeightRenaming
 from transformers.utils.hub import cached_file
 
+from pelocality._checks import described
 from pelocality.encodings import Encoding, RotaryEncoding
 from pelocality.models._restore import changed
 from pelocality.models.attaching.any_module import install_saved
@@ -47,7 +48,7 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         encoder-decoder model the encodings of encoder and decoder are both attached again.
 
     Raises:
-        TypeError: ``model_class`` is not a model class of transformers.
+        TypeError: ``path`` is not a path, or ``model_class`` not a model class of transformers.
         FileNotFoundError: There is no such folder or repository, or it cannot be reached.
         ValueError: The weights hold no encoding, an incomplete encoding, or an encoding of unknown type; a file is
             damaged; the model class does not fit the model, or has no attention module for the encoding; the folder
@@ -65,6 +66,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         ...     attached(load(folder)).encodings[0]
         AttenuatedEncoding(heads=1, decay=0.2, symmetry=1.0, form='weights', learnable=False, scale=1.0, causal=False)
     """
+    if not isinstance(path, str | Path):
+        raise TypeError(f"path must be a folder or a name on the hub, got {described(path)}")
     if options.pop("output_loading_info", False):
         raise ValueError("output_loading_info=True is not supported: load returns the model alone; leave it out")
     location = {name: options[name] for name in _LOCATION if name in options}
