@@ -93,7 +93,7 @@ class Audit(DisplayMixin):
         shown = pd.DataFrame({"layer": frame.layer, "positions": frame.positions_measured})
         shown["window"] = frame.window_measured
         shown["causal"] = frame.causal_measured.map({True: "yes", False: "no"}).fillna("")
-        shown["first key"] = frame.first_key
+        shown["first_key"] = frame.first_key
         if frame.sinks.notna().any():
             shown["sinks"] = frame.sinks
         declared = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")
