@@ -556,7 +556,7 @@ def test_needles_are_asked_for_once_and_their_tables_are_printed_again(tmp_path,
     assert "| bag of words | unique answer | 100 [2, 100] |" in printed
     assert "| angles x 0.5 |" in printed
     rows = pd.read_csv(tmp_path / "needles_small.csv")
-    assert len(rows) == 2 * 2 * 15 * (1 + 6 + 1 + 1)  # lengths, contexts, rows; bags of words, conditions, other pairs
+    assert len(rows) == 2 * 2 * 15 * (1 + 7 + 1 + 1)  # lengths, contexts, rows; bags of words, conditions, other pairs
     assert (tmp_path / "needles_small.png").exists()
     again = ["--results", tmp_path / "needles_small.csv", "--output", tmp_path / "again"]
     run("needles", "--smoke", *again, monkeypatch=monkeypatch)
