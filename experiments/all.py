@@ -115,6 +115,7 @@ PUBLISHED = (
     ("decoders", "decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
     ("decoders", "decoders_in_training", "decoders_in_training.csv"),
     ("rotations", "rotations", "rotations_smollm2_kernels.csv"),
+    ("rotations", "rotations", "rotations_smollm2_quarters.csv"),
     ("rotations", "rotations", "rotations_small_kernels.csv"),
     ("rotations", "rotary_dial", "rotary_dial_smollm2.csv"),
     ("needles", "needles", "needles_smollm2.csv"),

@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
 from real_models import packaged, paragraphs
@@ -123,25 +124,32 @@ def kernel_table(rows):
     return pd.DataFrame(table)
 
 
-def band_table(bands, on_text):
-    """Return each quarter of the bands: use, variance, massive values, and rank correlations with past locality."""
-    rows, number = [], bands.use.shape[-1]
+def quarters(bands, on_text):
+    """Return a row for each head and quarter of the bands: use, variance, massive values, and the past locality."""
+    number, layers, heads = bands.use.shape[-1], *bands.use.shape[:2]
+    layer, head = (each.flatten() for each in np.indices((layers, heads)))
+    rows = []
     for quarter in range(4):
         part = slice(quarter * number // 4, (quarter + 1) * number // 4)
-        use, variance = (each[..., part].sum(-1).flatten() for each in (bands.use, bands.variance))
         turns = bands.wavelength[0, part]
-        rows.append(
-            {
-                "wavelengths": f"{turns[0]:.0f} to {turns[-1]:.0f}",
-                "use": f"{use.mean():.3f}",
-                "variance": f"{variance.mean():.3f}",
-                "massive queries": int(bands.massive_queries[..., part].sum()),
-                "massive keys": int(bands.massive_keys[..., part].sum()),
-                "use ~ past locality": f"{spearmanr(use, on_text).statistic:+.2f}",
-                "variance ~ past locality": f"{spearmanr(variance, on_text).statistic:+.2f}",
-            }
-        )
-    return pd.DataFrame(rows)
+        columns = {"quarter": quarter, "shortest": float(turns[0]), "longest": float(turns[-1])}
+        for name in ("use", "variance", "massive_queries", "massive_keys"):
+            columns[name] = getattr(bands, name)[..., part].sum(-1).flatten().numpy()
+        rows.append(pd.DataFrame({"layer": layer, "head": head, **columns, "past_locality": on_text.numpy()}))
+    return pd.concat(rows)
+
+
+def band_table(rows):
+    """Return each quarter of the bands: use, variance, massive values, and rank correlations with past locality."""
+    table = []
+    for _, of in rows.groupby("quarter"):
+        line = {"wavelengths, tokens": f"{of['shortest'].iloc[0]:,.0f} to {of['longest'].iloc[0]:,.0f}"}
+        line |= {name: f"{of[name].mean():.3f}" for name in ("use", "variance")}
+        line |= {name.replace("_", " "): int(of[name].sum()) for name in ("massive_queries", "massive_keys")}
+        for name in ("use", "variance"):
+            line[f"{name} and past locality"] = f"{spearmanr(of[name], of['past_locality']).statistic:+.2f}"
+        table.append(line)
+    return pd.DataFrame(table)
 
 
 def figure(found, on_text, bands):
@@ -193,10 +201,13 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of small decoders")
     parser.add_argument("--output", type=Path, default=Path("outputs/rotations"), help="folder of tables and figure")
     parser.add_argument("--smoke", action="store_true", help="one small decoder, few steps and draws: to see it run")
-    parser.add_argument("--results", type=Path, help="print the table of these draws again, and run nothing")
+    parser.add_argument(
+        "--results", type=Path, help="print the table of these draws or quarters again, and run nothing"
+    )
     arguments = parser.parse_args()
     if arguments.results:
-        print(markdown(kernel_table(pd.read_csv(arguments.results))))
+        rows = pd.read_csv(arguments.results)
+        print(markdown(band_table(rows) if "quarter" in rows else kernel_table(rows)))
         return
     if arguments.smoke:
         arguments.draws, arguments.words, arguments.steps, arguments.seeds, arguments.longest = 2, 2, 5, [0], 2048
@@ -224,7 +235,9 @@ def main():
     kernel = positional_logits(model, texts=in_batches(ids[:8]), length=ids.shape[1], **OPTIONS)
     kernel_figure(kernel).savefig(arguments.output / f"rotations_{arguments.model}_kernels.png", dpi=150)
     print(markdown(kernel_table(rows)))
-    print(f"\n{markdown(band_table(bands, on_text))}")
+    by_quarter = quarters(bands, on_text).round(5)
+    by_quarter.to_csv(arguments.output / f"rotations_{arguments.model}_quarters.csv", index=False)
+    print(f"\n{markdown(band_table(by_quarter))}")
     before, start = peak_memory(), time.perf_counter()
     positional_logits(model, texts=in_batches(ids[:8]), length=arguments.longest, **OPTIONS)
     print(f"\nlogits of 8 texts at {arguments.longest} positions:", end=" ")

@@ -531,9 +531,10 @@ def test_what_rotations_do_is_measured_in_a_small_decoder(tmp_path, monkeypatch,
     run("rotations", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert printed.count("Qwen3, seed 0") == 1
-    assert "| variance ~ past locality |" in printed
+    assert "| variance and past locality |" in printed
     rows = pd.read_csv(tmp_path / "rotations_small_kernels.csv")
     assert rows["content"].unique().tolist() == [*("1 text", "2 texts", "4 texts", "8 texts", "16 texts"), "2 words"]
+    assert len(pd.read_csv(tmp_path / "rotations_small_quarters.csv")) % 4 == 0
     assert {*pd.read_csv(tmp_path / "rotations_small_bands.csv").columns} > {"layer", "band", "wavelength", "variance"}
     assert (tmp_path / "rotations_small.png").exists()
     assert (tmp_path / "rotations_small_kernels.png").exists()
