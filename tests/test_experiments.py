@@ -391,7 +391,22 @@ def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_pat
     lines = (f"{line}\t{verdict}" for line, verdict in zip([header, *rows], verdicts, strict=True))
     drawn.write_text("\n".join(lines))
     run("probe_error_rates", "rates", drawn, monkeypatch=monkeypatch)
-    assert "| frames | 4 | 1 | 25.0 % [4.6, 69.9] |" in capsys.readouterr().out
+    documents = len({row.rpartition("\t")[2].rpartition("-")[0] for row in rows})
+    assert f"| frames | 4 | {documents} | 1: 25.0 % [" in capsys.readouterr().out
+
+
+def test_sentences_of_glue_are_written_with_their_documents(tmp_path, monkeypatch):
+    for task in ("STS-B", "RTE", "CoLA"):
+        (tmp_path / task).mkdir()
+        for part in ("train", "dev"):
+            pairs = f"index\tsentence1\tsentence2\n7\tIt rained in {task}.\tIt rained in {part}.\n"
+            lines = "gj04\t1\t\tWe left.\nks08\t0\t*\tWe leaved.\n"
+            (tmp_path / task / f"{part}.tsv").write_text(lines if task == "CoLA" else pairs)
+    run("probe_error_rates", "glue", tmp_path, "--output", tmp_path / "lines.tsv", monkeypatch=monkeypatch)
+    written = dict(line.split("\t")[::-1] for line in (tmp_path / "lines.tsv").read_text().splitlines())
+    assert written["It rained in STS-B."] == "STS-B-train-7"
+    assert written["We left."] == "CoLA-gj04"
+    assert "We leaved." not in written
 
 
 def test_a_document_is_drawn_in_one_round_only(tmp_path, monkeypatch):

@@ -163,12 +163,14 @@ def test_what_only_a_treebank_can_tell_is_swapped_in_treebanks_only():
     [
         ("(S (NP (NP (DT A) (NN nun)) (PP (IN in) (NP (NN red)))) (VP (VBD rode) (NP (DT a) (NN bike))) (. .))",
          "A bike rode a nun in red."),
+        ("(S (NP (DT The) (NNS nuns)) (VP (VBD were) (VP (VBN robbed) (PP (IN by) (NP (DT a) (NN cook))))) (. .))",
+         "A cook was robbed by the nuns."),
     ],
 )  # fmt: skip
 def test_plain_automatic_trees_are_swapped(tree, made):
     gold = sentence(tree)
     parsed = dataclasses.replace(gold, constituents=dataclasses.replace(gold.constituents, automatic=True))
-    assert semantic_role_swap([parsed], source="constituents")["hypothesis"] == [made]
+    assert semantic_role_swap([parsed], source="constituents", agreement="reinflect")["hypothesis"] == [made]
 
 
 V = "(S (NP {}) (VP {}) (. .))"

@@ -132,7 +132,7 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     sentence, finite = clause.sentence, clause.finite
     word, tag, spans = sentence.words[finite], clause.tags[finite], (clause.first, clause.last)
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
-    past = word.lower().endswith("ed") or word.lower() in english.PASTS
+    past = word.lower().endswith("ed") or word.lower() in english.PASTS or word.lower() in _BE
     if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in english.SYNCRETIC):
         return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a ham", tagged as past
     if old is not None and not agrees(word, tag, old, old):
