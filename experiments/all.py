@@ -77,6 +77,11 @@ STUDIES = {
         "decoders_in_training.py --smoke",
     ),
     "relocated_positions": ("relocated_positions.py --text {data}/books.txt.gz", "relocated_positions.py --smoke"),
+    "relocated_forms": (
+        "relocated_positions.py --text {data}/books.txt.gz --tokens 100000 "
+        "--cells none 'fixed form' 'learnable form' 'shared form'",
+        "relocated_positions.py --smoke --cells none 'fixed form' 'learnable form' 'shared form'",
+    ),
     "relocated_decoder": (
         "relocated_decoder.py --text {data}/books.txt.gz --batch 16",
         "relocated_decoder.py --smoke",
@@ -122,6 +127,7 @@ PUBLISHED = (
     ("depth", "depth", "depth_[ms]*.csv"),
     ("state_space", "depth_in_training", "depth_in_training.csv"),
     ("forms", "encoding_forms", "encoding_forms.csv"),
+    ("forms", "encoding_forms", "encoding_forms_minilm.csv"),
     ("vision", "vit_grid", "vit_digits.csv"),
     ("heads", "head_classes", "head_classes_smollm2.csv"),
     ("heads", "head_classes", "head_classes_minilm.csv"),
