@@ -417,7 +417,7 @@ def test_a_document_is_drawn_in_one_round_only(tmp_path, monkeypatch):
 
 
 def _read(folder):
-    (folder / "read.tsv").write_text("number\twrong\n1\t0\n")
+    (folder / "read.tsv").write_text("number\tuid\twrong\n1\ta-1\t0\n")
     return folder / "read.tsv"
 
 
