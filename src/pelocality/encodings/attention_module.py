@@ -114,11 +114,11 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             key: The same tensor as query, or None.
             value: The same tensor as query, or None.
             key_padding_mask: (batch, n) or (n,), True where a token is padding, as in ``nn.MultiheadAttention`` (the
-            opposite of a tokenizer's ``attention_mask``). Floats are added to the logits. A float of -1000 or below
-            (-1e4, ``finfo.min``) hides a key as True does.
+                opposite of a tokenizer's ``attention_mask``). Floats are added to the logits. A float of -1000 or below
+                (-1e4, ``finfo.min``) hides a key as True does.
             need_weights: Whether to return the attention. Without it SDPA computes the output, which is faster.
             attn_mask: (n, n) or (batch * num_heads, n, n), True where a query does not see a key; or floats, as
-            above. P has no logits, so a float mask only hides keys from P.
+                above. P has no logits, so a float mask only hides keys from P.
             average_attn_weights: Whether the attention is averaged over heads.
             is_causal: Whether later keys are hidden. Unlike ``nn.MultiheadAttention``, this needs no attn_mask.
 
