@@ -185,6 +185,8 @@ def test_a_learned_encoding_starts_from_its_arguments():
         ({"learnable": None}, TypeError, "learnable must be"),
         ({"scale": math.inf}, ValueError, "scale must be finite"),
         ({"form": "bias"}, ValueError, "form must be"),
+        ({"w": 0.5}, TypeError, "the paper's w is decay="),
+        ({"s": 2.0}, TypeError, "the paper's s is symmetry="),
         ({"learnable": "slope"}, ValueError, "learnable must be"),
         ({"causal": True, "symmetry": 2.0}, ValueError, "the right side is hidden"),
         ({"causal": True, "learnable": ["symmetry"]}, ValueError, "the right side is hidden"),

@@ -1,7 +1,8 @@
 """The attenuated encoding of the paper, with adjustable locality and symmetry."""
 
-from collections.abc import Sequence, Set
-from typing import Literal, Self
+import functools
+from collections.abc import Callable, Sequence, Set
+from typing import Literal, ParamSpec, Self
 
 import numpy as np
 import torch
@@ -15,8 +16,22 @@ from pelocality.encodings.base import check_lengths
 from pelocality.encodings.base_relative import RelativeEncoding, ScoreModification, inherits
 
 Form = Literal["weights", "logits"]
+_Arguments = ParamSpec("_Arguments")
 
 _LEARNABLE = {"decay": "log_decay", "symmetry": "log_symmetry", "scale": "free_scale"}  # argument: parameter
+
+
+def _named_in_words(init: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """Refuse the paper's symbols as arguments, and say what they are called here."""
+
+    @functools.wraps(init)
+    def checked(*args: _Arguments.args, **options: _Arguments.kwargs) -> None:
+        for symbol, name in {"w": "decay", "s": "symmetry"}.items():
+            if symbol in options:
+                raise TypeError(f"the paper's {symbol} is {name}=, got {symbol}={options[symbol]!r}")
+        init(*args, **options)
+
+    return checked
 
 
 class AttenuatedEncoding(RelativeEncoding):
@@ -71,6 +86,7 @@ class AttenuatedEncoding(RelativeEncoding):
 
     _per_head = ("decay", "symmetry", "scale")
 
+    @_named_in_words
     def __init__(
         self,
         heads: int = 1,
