@@ -454,6 +454,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
         ),
         (lambda: plots.comparison({"a": nn.Linear(2, 2)}, metric="locality"), r"got Linear; give its \.weight"),
         (lambda: plots.profiles({"a": ALiBi}), r"got the class ALiBi; make one with ALiBi\(...\)"),
+        (lambda: plots.head_grid({"a": torch.rand(2, 3)}), r"draw one of several, values\['a'\], or all by comparison"),
         (lambda: plots.comparison({}), "empty"),
         (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"entropy.*\['a'\] holds numbers"),
         (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),

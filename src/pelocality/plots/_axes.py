@@ -43,7 +43,10 @@ def as_array(name: str, values: Any) -> np.ndarray:
     try:
         return real_numbers(name, values).astype(float)
     except TypeError as error:
-        raise TypeError(f"{error}; for a result, give one of its tensors, such as result.share") from error
+        advice = "for a result, give one of its tensors, such as result.share"
+        if isinstance(values, Mapping) and values:
+            advice = f"draw one of several, {name}[{next(iter(values))!r}], or all by comparison"
+        raise TypeError(f"{error}; {advice}") from error
 
 
 def attention_of(value: Any, length: int) -> Any:
