@@ -365,6 +365,7 @@ WRONG = {
         r"keys looks like a matrix of distances; give Positions\(distances=",
     ),
     "batched": (torch.zeros(2, 4, 2), r"keys must be coordinates \(n,\) or \(n, d\), got shape \(2, 4, 2\)"),
+    "rows of a batch": (torch.zeros(2, 16), "of a batch, measure one row at a time"),
     "NaN": ([math.nan] * 16, "keys must be finite; first tokens without a place are counted by before="),
 }
 

@@ -504,6 +504,8 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason():
         positional_attention(known, length=16, words=2, prefix=True)
     with pytest.raises(TypeError, match=r"inputs must be a function \(sample, length\) -> inputs, got int"):
         SequenceModel(nn.Linear(2, 2), inputs=3)
+    with pytest.raises(TypeError, match=r"which steady_sound\(...\) returns; call steady_sound"):
+        SequenceModel(nn.Linear(2, 2), inputs=steady_sound)
     with pytest.raises(ValueError, match="give one of them"):
         SequenceModel(nn.Linear(2, 2), inputs=states_of, vocabulary_size=3)
     with pytest.raises(ValueError, match="the vocabulary of Own, got 50"):

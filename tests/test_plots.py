@@ -463,7 +463,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
         (lambda: plots.head_grid(torch.rand(2, 3), limits=1), "limits must be the smallest .* got 1"),
         (lambda: plots.head_grid(torch.rand(2, 3), limits=("a", "b")), "limits must be real numbers, got tuple"),
         (lambda: plots.head_grid(torch.rand(2, 3), layers=2), "layers must number the 2 layers of values, got 2"),
-        (lambda: plots.comparison([torch.rand(2, 3)]), r"values must be a dictionary of .* by name, got list"),
+        (lambda: plots.comparison([torch.rand(2, 3)]), r"a dictionary by name, such as .*, got list"),
         (lambda: plots.trajectory([1]), r"table must be a DataFrame, such as LocalityCallback\.table, got list"),
         (lambda: plots.trajectory(pd.DataFrame([[1]])), "table has no column layer, locality, step; it has 0"),
         (lambda: plots.trajectory(TABLE.replace({"layer": {1: None}})), r"without a step or a layer; .*table\.dropna"),

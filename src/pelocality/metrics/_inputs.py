@@ -167,7 +167,7 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
         wanted = tuple(positions.before + size for size in positions.shape)
         if shape[-2:] != wanted:
             advice = "first tokens without a place are counted by before=, other queries are named by queries="
-            if positions.shape[0] == 1 and positions.dimensions == shape[-1]:
+            if positions.dimensions == shape[-1]:
                 advice = "of a batch, measure one row at a time, positions[0]"
             raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):

@@ -88,6 +88,10 @@ class SequenceModel:
     ) -> None:
         if inputs is not None and not callable(inputs):
             raise TypeError(f"inputs must be a function (sample, length) -> inputs, got {type(inputs).__name__}")
+        if getattr(inputs, "__annotations__", {}).get("return") is Content:
+            maker = getattr(inputs, "__name__", "the function")
+            wanted = f"inputs must be a function (sample, length) -> inputs, which {maker}(...) returns"
+            raise TypeError(f"{wanted}; call {maker} with its sizes")
         if inputs is not None and vocabulary_size is not None:
             raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
         self.given, self.content, self._name = model, inputs, name

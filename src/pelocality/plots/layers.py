@@ -245,7 +245,10 @@ def comparison(
         'layer'
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"values must be a dictionary of (layer, head) by name, got {type(values).__name__}")
+        raise TypeError(
+            'values must be a dictionary by name, such as {"before": result, "after": other}, '
+            f"got {type(values).__name__}"
+        )
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
     given = {f"values[{name!r}]": each for name, each in values.items()}
