@@ -155,7 +155,12 @@ def main() -> None:
     arguments, options = parse_runs(parser)
     if arguments.results:
         trajectories = pd.concat([pd.read_csv(file) for file in arguments.results])
-        print(f"{markdown(comparison(trajectories))}\n\n{markdown(by_layer(trajectories))}")
+        several = trajectories["family"].nunique() > 1
+        tables = (comparison, by_layer) if several else (summary,)
+        print("\n\n".join(markdown(table(trajectories)) for table in tables))
+        draw = figure_of_families if several else figure
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        draw(trajectories).savefig(arguments.output / "positions_in_training.png", dpi=150)
         return
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options]

@@ -46,8 +46,8 @@ from runs import (
     last_complete_checkpoint,
     markdown,
     of_seeds,
-    over_groups,
     packaged_model,
+    percent,
     shuffled_and_windows,
     train,
     unused_pairs,
@@ -64,6 +64,7 @@ from pelocality import measure, positional_attention
 from pelocality.corpora import read_snli
 from pelocality.evaluation import evaluate, paper_table
 from pelocality.probes import probe_info, random_shuffling, semantic_role_swap
+from pelocality.statistics import mean_over_groups
 
 SIZES = (3, 4, 5, 6)
 HELD_OUT = 1000
@@ -130,41 +131,79 @@ def build(corpus, side, swap_label):
     return probes
 
 
-def constituents_beyond_windows(found):
-    """Return accuracy of each shuffle minus that of its window control on the same pairs, mean over runs."""
+def letters(found):
+    """Return a row per side and pair, with the label and the answers to the original and to each probe.
+
+    A label or an answer is its first letter, one for each seed: `een` are three seeds. Pairs with the same premise have
+    the same number.
+    """
+    sides = []
+    for side, of_side in found.items():
+        columns, facts = {}, []
+        for probe, runs in of_side.items():
+            examples = [run.examples.set_index("uid") for run in runs]
+            for name, column in (("original", "original_prediction"), (probe, "prediction")):
+                answers = pd.concat([each[column].str[0] for each in examples], axis=1).sum(axis=1)
+                columns[name] = columns[name].combine_first(answers) if name in columns else answers
+            facts.append(examples[0][["group", "original_label"]])
+        of_pair = pd.concat(facts).groupby(level="uid", sort=False).first()
+        numbers = pd.Series(pd.factorize(of_pair["group"])[0] + 1, of_pair.index)
+        known = {"side": side, "premise": numbers, "label": of_pair["original_label"].str[0]}
+        sides.append(pd.DataFrame(known | columns, index=of_pair.index).rename_axis("uid").reset_index())
+    return pd.concat(sides, ignore_index=True)
+
+
+def accuracies(answers, swap_label="not entailment"):
+    """Return a row per side, probe, pair and seed: whether both versions are classified rightly, and alike."""
+    probes = [name for name in answers.columns if name.startswith(("Sh-", "Win-", "Random"))]
+    known = ["side", "premise", "uid", "label", "original"]
+    rows = answers.melt(known, probes, "probe", "perturbed").dropna(subset="perturbed")
+    swapped = rows["probe"] == "Sh-SR"
+    seeds = []
+    for seed in range(rows["original"].str.len().max()):
+        before, after = rows["original"].str[seed], rows["perturbed"].str[seed]
+        right_swap = after != "e" if swap_label == "not entailment" else after == swap_label[0]
+        right = {"original": before == rows["label"], "perturbed": right_swap.where(swapped, after == rows["label"])}
+        seeds.append(rows[["side", "probe", "premise", "uid"]].assign(seed=seed, **right, same=before == after))
+    return pd.concat(seeds).astype({"original": float, "perturbed": float, "same": float})
+
+
+def by_seed(table):
+    """Return the accuracy on the originals of each probe in percent, its change in points, and answers unmoved."""
     rows = []
-    for size in SIZES:
-        inside, window = ([run.examples.set_index("uid") for run in found[f"{name}-{size}"]] for name in ("Sh", "Win"))
-        pairs = zip(inside, window, strict=True)
-        change = pd.concat([one["correct"].astype(float) - two["correct"].astype(float) for one, two in pairs], axis=1)
-        estimate = over_groups(100 * change.mean(axis=1), inside[0].loc[change.index, "group"])
-        rows.append((size, len(change), f"{estimate:+.1f}"))
-    return pd.DataFrame(rows, columns=["size", "pairs", "shuffle minus window, points"])
-
-
-def agreements(found):
-    """Return the share of unchanged predictions per run, and the largest p-value of the accuracies' change."""
-    rows = [
-        (
-            name,
-            len(runs[0].examples),
-            " ".join(f"{run.agreement.value:.3f}" for run in runs),
-            f"{max(run.p_value for run in runs):.2g}",
-        )
-        for name, runs in found.items()
-    ]
-    return pd.DataFrame(rows, columns=["probe", "pairs", "agreement, run by run", "largest p"])
-
-
-def changes(scores):
-    """Return the accuracy on the originals of each probe in percent, its change in points, and predictions unmoved."""
-    rows = []
-    for (side, probe), found in scores.groupby(["side", "probe"], sort=False):
-        row = {"side": side, "probe": probe, "pairs": found["pairs"].iloc[0]}
-        row["original"] = of_seeds(100 * found["original"], 1)
-        row["change, points"] = of_seeds(100 * (found["perturbed"] - found["original"]), 1)
-        rows.append(row | {"prediction unmoved": of_seeds(found["agreement"])})
+    for side in table["side"].unique():
+        for probe, found in table[table["side"] == side].groupby("probe", sort=False):
+            means = found.groupby("seed")[["original", "perturbed", "same"]].mean()
+            row = {"side": side, "probe": probe, "pairs": found["uid"].nunique()}
+            row["original"] = of_seeds(100 * means["original"], 1)
+            row["change, points"] = of_seeds(100 * (means["perturbed"] - means["original"]), 1)
+            rows.append(row | {"prediction unmoved": of_seeds(means["same"])})
     return pd.DataFrame(rows)
+
+
+def over_pairs(table):
+    """Return the changes in points with intervals over pairs, and each shuffle minus its windows on the same pairs."""
+    changes = table.assign(change=table["perturbed"] - table["original"])
+    of_probe = {
+        key: found.groupby("uid")[["change", "premise"]].mean() for key, found in changes.groupby(["side", "probe"])
+    }
+
+    def points(change, premises, most):
+        return f"{percent(mean_over_groups(change, premises, least=-most, most=most)):+.1f}"
+
+    rows = []
+    for side in table["side"].unique():
+        for probe in [*(f"Sh-{size}" for size in SIZES), "Random", "Sh-SR"]:
+            found, windows = (of_probe.get((side, name)) for name in (probe, probe.replace("Sh-", "Win-")))
+            if found is None:
+                continue
+            row = {"side": side, "probe": probe, "pairs": len(found)}
+            row["change, points"] = points(found["change"], found["premise"], 1)
+            if windows is not None and probe != "Random":
+                row["windows"] = points(windows["change"], windows["premise"], 1)
+                row["minus windows"] = points(found["change"] - windows["change"], found["premise"], 2)
+            rows.append(row)
+    return pd.DataFrame(rows).fillna("")
 
 
 def main() -> None:
@@ -186,10 +225,10 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64, help="identical words to average over")
     parser.add_argument("--output", type=Path, default=Path("outputs/snli"), help="folder for models and tables")
     parser.add_argument("--smoke", action="store_true", help="one seed, few pairs, one epoch: to see it run")
-    parser.add_argument("--results", type=Path, help="print the table of these accuracies again, and run nothing")
+    parser.add_argument("--results", type=Path, help="print the tables of these answers again, and run nothing")
     arguments = parser.parse_args()
     if arguments.results:
-        print(markdown(changes(pd.read_csv(arguments.results))))
+        print_tables(pd.read_csv(arguments.results, keep_default_na=False, na_values=[""]), arguments.swap_label)
         return
     if arguments.smoke:
         arguments.seeds, arguments.pairs, arguments.limit, arguments.epochs, arguments.words = [0], 40, 32, 1, 2
@@ -215,34 +254,19 @@ def main() -> None:
     name = Path(source).parent.name if arguments.model is None else arguments.model.rstrip("/").rpartition("/")[2]
     metrics = {"symmetry": {name: np.mean(symmetries)}, "locality": {name: np.mean(localities)}}
     for side, of_side in found.items():
-        print(f"{len(pairs)} training pairs, seeds {arguments.seeds}, {side} shuffled; ", end="")
-        report(of_side, name, arguments.seeds, metrics, arguments.output / side)
+        print(f"{len(pairs)} training pairs, seeds {arguments.seeds}, {side} shuffled; interval over ", end="")
+        table = paper_table({name: of_side}, **metrics)
+        print(f"{'runs (Student)' if len(arguments.seeds) > 1 else 'pairs'}\n{table.to_markdown()}\n")
+        (arguments.output / f"table_{side}.tex").write_text(table.to_latex() + "\n")
+    answers = letters(found)
+    answers.to_csv(arguments.output / "answers.csv", index=False)
+    print_tables(answers, arguments.swap_label)
 
 
-def report(found, name, seeds, metrics, folder):
-    """Print the tables of one side, and store them with every example."""
-    table = paper_table({name: found}, **metrics)
-    print(f"interval over {'runs (Student)' if len(seeds) > 1 else 'pairs'}\n{table.to_markdown()}\n")
-    single = {
-        f"{name}, seed {seed}": {probe: of_probe[i] for probe, of_probe in found.items()}
-        for i, seed in enumerate(seeds)
-    }
-    print(f"each run; interval over pairs\n{paper_table(single).to_markdown()}\n")
-    print(f"do constituents matter beyond windows?\n{markdown(constituents_beyond_windows(found))}\n")
-    print(f"{markdown(agreements(found))}\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    table.values.to_csv(folder / "table.csv", index=False)
-    (folder / "table.tex").write_text(table.to_latex() + "\n")
-    scores = [
-        (seed, probe, len(run.examples), run.original.value, run.perturbed.value, run.agreement.value)
-        for probe, runs_of_probe in found.items()
-        for seed, run in zip(seeds, runs_of_probe, strict=True)
-    ]
-    columns = ["seed", "probe", "pairs", "original", "perturbed", "agreement"]
-    pd.DataFrame(scores, columns=columns).to_csv(folder / "scores.csv", index=False, float_format="%.5g")
-    for probe, runs_of_probe in found.items():
-        examples = [run.examples.assign(seed_of_run=s) for s, run in zip(seeds, runs_of_probe, strict=True)]
-        pd.concat(examples).to_csv(folder / f"{probe}.csv")
+def print_tables(answers, swap_label):
+    """Print the changes by seed, and over pairs."""
+    table = accuracies(answers, swap_label)
+    print(f"{markdown(by_seed(table))}\n\n{markdown(over_pairs(table))}")
 
 
 if __name__ == "__main__":

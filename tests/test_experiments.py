@@ -239,21 +239,39 @@ def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys)
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     first = capsys.readouterr().out
     assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
-    assert "do constituents matter beyond windows?" in first
+    assert "| side | probe | pairs | change, points | windows | minus windows |" in first
     assert (tmp_path / "seed-0" / "final" / "config.json").exists()
-    for side in ("premise", "hypothesis"):
-        assert {"table.csv", "table.tex", "scores.csv", "Sh-SR.csv"} <= {
-            path.name for path in (tmp_path / side).iterdir()
-        }
     assert first.count("hypothesis shuffled; interval over pairs") == 1
-    before = (tmp_path / "premise" / "table.tex").read_text()
+    before = (tmp_path / "table_premise.tex").read_text()
     run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
     assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
-    assert (tmp_path / "premise" / "table.tex").read_text() == before
+    assert (tmp_path / "table_premise.tex").read_text() == before
+    run("shuffle_swap_snli", "--results", tmp_path / "answers.csv", monkeypatch=monkeypatch)
+    assert first.endswith(capsys.readouterr().out)
     with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
         run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
     with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
         run("shuffle_swap_snli", *arguments, "--limit", 31, monkeypatch=monkeypatch)
+
+
+def test_changes_of_shuffles_and_swaps_are_computed_from_single_answers():
+    study = importlib.import_module("experiments.shuffle_swap_snli")
+    columns = {
+        "uid": list("abc"),
+        "side": "premise",
+        "premise": [1, 1, 2],
+        "label": list("enc"),
+        "original": ["ee", "ne", "ce"],
+    }
+    probes = {"Sh-3": ["ee", "nn", "cc"], "Win-3": ["nn", "ne", "ce"], "Sh-SR": ["en", np.nan, np.nan]}
+    table = study.accuracies(pd.DataFrame(columns | probes))
+    [shuffled, windows, swapped] = study.by_seed(table).to_dict("records")
+    assert shuffled["original"] == "66.7 (100.0, 33.3)"
+    assert shuffled["change, points"] == "33.3 (0.0, 66.7)"
+    assert windows["change, points"] == "-33.3 (-33.3, -33.3)"
+    assert swapped["change, points"] == "-50.0 (-100.0, 0.0)"
+    [shuffled, _] = study.over_pairs(table).to_dict("records")
+    assert shuffled["minus windows"].startswith("+66.7 [")
 
 
 @NEEDS_DATA
