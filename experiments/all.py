@@ -140,6 +140,7 @@ PUBLISHED = (
     ("role_swap_training", "role_swap_training", "role_swap_answers.csv"),
     ("stability", "stability", "stability.csv"),
     ("dependencies", "dependency_heads", "dependency_heads.csv"),
+    ("role_swaps", "role_swap_rounds", "role_swap_rounds.csv"),
     ("shuffles", "shuffle_swap_snli", "shuffles_minilm.csv"),
     ("shuffles", "shuffle_swap_snli", "shuffles_mpnet.csv"),
 )

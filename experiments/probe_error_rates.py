@@ -3,7 +3,6 @@
 python experiments/probe_error_rates.py draw frames ewt_train.jsonl --round 1 --output reading/frames-1.tsv
 python experiments/probe_error_rates.py rates reading/frames-1.tsv  # after adding a column "wrong" of 0, 1 and "doubt"
 python experiments/probe_error_rates.py glue glue --output glue_sentences.tsv  # the sentences of round 10
-python experiments/probe_error_rates.py builders                        # the published comparison of two builders
 
 The documents of a corpus are divided among rounds by a hash of their names, so that the text of a later round stays
 unread while rules are changed after an earlier one.
@@ -18,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from runs import markdown, percent, write_atomically
@@ -38,7 +36,7 @@ from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap.build import LANGUAGES, RoleSwap
 from pelocality.probes.role_swap.clauses import NO_ARGUMENTS
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
-from pelocality.statistics import proportion, proportion_over_groups
+from pelocality.statistics import proportion_over_groups
 
 
 def lines(path: Path) -> Iterator[Sentence]:
@@ -176,54 +174,6 @@ def rates(arguments: argparse.Namespace) -> None:
     print(markdown(pd.DataFrame(table)))
 
 
-def share_of(wrong: int, read: int) -> str:
-    """Return a share in per cent with Wilson's interval, empty if nothing was read."""
-    if not read:
-        return ""
-    share = proportion(wrong, read)
-    return f"{wrong} of {read}: {100 * share.value:.1f} % [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-
-
-def builders(arguments: argparse.Namespace) -> None:
-    """Print the rows and the wrong rows of the builder before, of the first pattern and of today's, text by text."""
-    table = pd.read_csv(arguments.file)
-    fresh = table["read_first"].eq(0) & table["roles"].eq("spaCy")  # texts that were drawn from in round 9 alone
-    treebanks = table["roles"].isin(["gold frames", "gold trees", "gold dependencies"])
-
-    def with_sums(texts: pd.Series) -> list[tuple[str, Any]]:
-        rows = [(f"{row.text}, {row.roles}", row) for row in table[texts].itertuples()]
-        for name, kind in (("treebanks with trees", treebanks), ("plain text", table["roles"] == "spaCy")):
-            rows += [
-                (f"**{name}**", row) for row in table[texts & kind].sum(numeric_only=True).to_frame().T.itertuples()
-            ]
-        return rows
-
-    rows = with_sums(~fresh)
-    columns = {
-        "text": [name for name, _ in rows],
-        "rows before": [row.rows_before for _, row in rows],
-        "rows": [row.rows_first for _, row in rows],
-        "of before": [f"{100 * row.rows_first / row.rows_before:.0f} %" for _, row in rows],
-        "wrong before": [share_of(row.wrong_before + row.doubt_before, row.read_before) for _, row in rows],
-        "wrong": [share_of(row.wrong_first + row.doubt_first, row.read_first) for _, row in rows],
-        "wrong after mending": [share_of(row.wrong_mended, row.read_mended) for _, row in rows],
-    }
-    print(f"Round 8\n\n{markdown(pd.DataFrame(columns))}\n")
-    rows = with_sums(table["text"].notna())
-    columns = {
-        "text": [name for name, _ in rows],
-        "rows before": [row.rows_before for _, row in rows],
-        "rows, round 8": [row.rows_first for _, row in rows],
-        "rows": [row.rows for _, row in rows],
-        "of before": [f"{100 * row.rows / row.rows_before:.0f} %" for _, row in rows],
-        "blind, wrong before": [
-            share_of(row.blind_wrong_before + row.blind_doubt_before, row.blind_read_before) for _, row in rows
-        ],
-        "blind, wrong": [share_of(row.blind_wrong + row.blind_doubt, row.blind_read) for _, row in rows],
-    }
-    print(f"Round 9\n\n{markdown(pd.DataFrame(columns))}")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
@@ -251,8 +201,5 @@ if __name__ == "__main__":
     computing = commands.add_parser("rates", help="compute error rates from files with a column 'wrong'")
     computing.set_defaults(run=rates)
     computing.add_argument("files", type=Path, nargs="+")
-    comparing = commands.add_parser("builders", help="print the comparison of two builders")
-    comparing.set_defaults(run=builders)
-    comparing.add_argument("file", type=Path, nargs="?", default=Path(__file__).with_name("role_swap_builders.csv"))
     chosen = parser.parse_args()
     chosen.run(chosen)

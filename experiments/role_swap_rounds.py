@@ -58,6 +58,20 @@ def with_shares(rounds: pd.DataFrame, errors: pd.DataFrame, reading: pd.DataFram
     )
 
 
+def of_readers(reading: pd.DataFrame) -> pd.DataFrame:
+    """Return the share of wrong rows to each reader of the same rows, and to most of them where there are several."""
+    readers = {str(name): found.reset_index(drop=True) for name, found in reading.groupby("reader")}
+    documents = readers["1"]["document"]
+    wrong = {name: (found["wrong"] != "0", found["wrong"] == "1") for name, found in readers.items()}
+    if len(wrong) > 1:
+        wrong["most of them"] = tuple(sum(kinds) > len(readers) / 2 for kinds in zip(*wrong.values(), strict=True))
+    table = []
+    for name, kinds in wrong.items():
+        shares = [f"{each.sum()}: {shown(proportion_over_groups(each, documents))}" for each in kinds]
+        table.append((name, len(documents), documents.nunique(), *shares))
+    return pd.DataFrame(table, columns=["reader", "rows", "documents", "wrong, with doubts", "beyond doubt"])
+
+
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rounds as a table: what was read, how much of it was wrong, and the yield."""
     columns = {
@@ -177,6 +191,7 @@ def main() -> None:
     print(f"{markdown(table(rows[annotated]))}\n\n{markdown(table(rows[~annotated]))}\n")
     print(f"{markdown(price_table(of_rules))}\n")
     print("\n\n".join(markdown(each) for each in comparison_of_builders(builders)))
+    print(f"\n{markdown(of_readers(reading[reading['round'] == 10]))}")
     arguments.output.mkdir(parents=True, exist_ok=True)
     figure(of_rules).savefig(arguments.output / "role_swaps.png", dpi=150)
 

@@ -1,5 +1,6 @@
 """The experiments run on small input, resume, and refuse to mix runs."""
 
+import csv
 import importlib
 import json
 import re
@@ -413,6 +414,15 @@ def test_error_rates_are_computed_from_the_rows_that_were_drawn_and_read(tmp_pat
     assert f"| frames | 4 | {documents} | 1: 25.0 % [" in capsys.readouterr().out
 
 
+def test_verdicts_by_document_are_those_of_the_errors_that_are_quoted():
+    folder = ROOT / "docs" / "results"
+    verdicts = pd.read_csv(folder / "role_swap_reading.tsv", sep="\t", quoting=csv.QUOTE_NONE).query("reader == 1")
+    quoted = pd.read_csv(folder / "role_swap_errors.csv").groupby(["round", "source"])["doubt"].agg(["size", "sum"])
+    for key, rows in verdicts.groupby(["round", "source"]):
+        found = ((rows["wrong"] != "0").sum(), (rows["wrong"] == "doubt").sum())
+        assert found == tuple(quoted.loc[key]), key
+
+
 def test_sentences_of_glue_are_written_with_their_documents(tmp_path, monkeypatch):
     for task in ("STS-B", "RTE", "CoLA"):
         (tmp_path / task).mkdir()
@@ -754,7 +764,7 @@ def test_every_table_of_numbers_in_the_results_is_published_or_of_a_known_other_
     read = {path for _, _, files in PUBLISHED for path in folder.glob(files)}
     beside = {path.with_name(f"{path.stem}_{part}.csv") for path in read for part in ("pairs", "loss")}
     others = ("downstream_small_samples", "downstream_from_nothing_small", "forgetting", "role_swap_training")
-    others += ("rotations_smollm2_bands",)
+    others += ("rotations_smollm2_bands", "role_swap_errors", "role_swap_builders")
     assert {path.stem for path in set(folder.rglob("*.csv")) - read - beside} == set(others)
 
 
