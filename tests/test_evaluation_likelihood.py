@@ -19,7 +19,7 @@ from pelocality.evaluation import (
     log_likelihood,
     pseudo_log_likelihood,
 )
-from pelocality.models import _inference, _restore, attach
+from pelocality.models import SequenceModel, _inference, _restore, attach
 from pelocality.probes import minimal_pairs, random_shuffling
 from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows, shuffled
@@ -77,6 +77,25 @@ def test_pseudo_log_likelihood_agrees_with_masking_one_token_at_a_time(within_wo
         assert value == pytest.approx(total)
     assert (found < 0).all()
     assert found.dtype == torch.float64
+
+
+def test_the_last_layer_of_the_head_reads_one_token_of_each_masked_copy():
+    model, read = masked_model(), []
+    with _restore.hooked([model.get_output_embeddings()], after=lambda *call: read.append(call[-1].shape)):
+        pseudo_log_likelihood(model, masking(), ["a cat", "42 dog"])
+    checked, scored = read  # the check that the model sees both sides reads every token
+    assert checked[:2] == (2, 4)
+    assert scored[:2] == (4, 1)
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_a_head_that_is_no_layer_computes_the_logits_of_every_token():
+    config = hf.MobileBertConfig(vocab_size=15, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                 intermediate_size=16, embedding_size=8, intra_bottleneck_size=8)  # fmt: skip
+    model = SequenceModel(hf.MobileBertForMaskedLM(config).eval())
+    ids, places = [[2, 5, 6, 3], [2, 6, 5, 3]], [1, 2]
+    whole = likelihood.logits_of(model, None, ids)
+    torch.testing.assert_close(likelihood.logits_of(model, None, ids, places)[:, 0], whole[range(2), places])
 
 
 def test_the_batch_size_does_not_matter_where_padding_is_not_inert():
@@ -193,7 +212,7 @@ def test_the_score_is_determined_by_the_head_or_given():
 
 def test_the_batch_size_of_minimal_pairs_is_that_of_the_score_unless_a_partial_sets_its_own(monkeypatch):
     sizes, passes = set(), likelihood.logits_of
-    monkeypatch.setattr(likelihood, "logits_of", lambda *args: sizes.add(len(args[-1])) or passes(*args))
+    monkeypatch.setattr(likelihood, "logits_of", lambda *args: sizes.add(len(args[2])) or passes(*args))
     tokenizer = masking()
     tokenizer.bos_token = "[CLS]"
     model, pairs = causal_model(tokenizer), pairs_of(["a cat", "a dog"], ["cat a", "dog a"])

@@ -11,14 +11,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_choice, check_tokenizer, count, flag, on_float64_device
+from pelocality.models._restore import hooked
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
 Reduction = Literal["sum", "mean"]
 
 
-Row = tuple[int, list[int], list[int]]  # number of the sentence, ids, and the id to predict at each place or _NONE
+Row = tuple[int, list[int], list[int], list[int]]  # number of the sentence, ids, places, and the ids to predict there
 LOADERS = "AutoModelForMaskedLM or AutoModelForCausalLM"
-_NONE = -100
 
 
 def pseudo_log_likelihood(
@@ -84,7 +84,7 @@ def pseudo_log_likelihood(
         words = encoded[number].word_ids() if within_word == "following" else range(len(ids))
         masks = [i >= place and words[i] == words[place] for i in range(len(ids))]
         masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
-        return number, masked, [_NONE] * place + ids[place : place + 1]
+        return number, masked, [place], [ids[place]]
 
     return _log_likelihood(model, tokenizer, texts, lengths, row_of, check, reduction, batch_size, progress)
 
@@ -144,7 +144,7 @@ def log_likelihood(
     lengths, check = [len(row) for row in ids], check_causal
 
     def row_of(index: int) -> Row:
-        return index, ids[index], ids[index][1:]
+        return index, ids[index], list(range(len(ids[index]) - 1)), ids[index][1:]
 
     return _log_likelihood(model, tokenizer, texts, lengths, row_of, check, reduction, batch_size, progress)
 
@@ -173,29 +173,34 @@ def _log_likelihood(
     with bar, known.inference():
         for chosen in batches_of_equal_length(lengths, batch_size):
             batch = [row_of(index) for index in chosen]
-            number, ids, _ = batch[0]
+            number, ids, *_ = batch[0]
             if longest and len(ids) > longest:
                 where = f"sentences[{number}], {brief(texts[number])},"
                 raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
             if len(ids) > 1 and not checked:
                 check(known, tokenizer, ids)
                 checked = True
-            logits = logits_of(known, tokenizer, [ids for _, ids, _ in batch])  # (batch, n, vocabulary)
-            for (number, _, targets), row in zip(batch, logits, strict=True):
-                wanted = torch.tensor(targets, dtype=torch.long, device=logits.device)  # (at most n,)
-                places = wanted != _NONE
-                scores, wanted = on_float64_device(row[: len(wanted)][places]).double(), wanted[places]
-                loss = nn.functional.cross_entropy(scores, wanted.to(scores.device), reduction="sum")
-                total[number] -= loss.cpu()
-                tokens[number] += int(places.sum())
+            single = all(len(places) == 1 for *_, places, _ in batch)
+            at = [places[0] for *_, places, _ in batch] if single else None
+            logits = logits_of(known, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
+            for (number, _, places, targets), row in zip(batch, logits, strict=True):
+                scores = on_float64_device(row if single else row[places]).double()
+                wanted = torch.tensor(targets, dtype=torch.long, device=scores.device)
+                total[number] -= nn.functional.cross_entropy(scores, wanted, reduction="sum").cpu()
+                tokens[number] += len(places)
             bar.update(len(batch))
     total[tokens == 0] = torch.nan
     summed: Tensor = total / tokens if reduction == "mean" else total
     return summed
 
 
-def logits_of(model: SequenceModel, tokenizer: Any, ids: Sequence[Sequence[int]]) -> Tensor:
+def logits_of(
+    model: SequenceModel, tokenizer: Any, ids: Sequence[Sequence[int]], places: Sequence[int] | None = None
+) -> Tensor:
     """Return the logits (batch, n, vocabulary) of rows of token ids of one length.
+
+    With a place in each row, return the logits there, (batch, 1, vocabulary). Then the last layer of the head reads the
+    state of one token of each row: over a large vocabulary, it takes as long as the rest of a small model.
 
     Raises:
         ValueError: Ids outside the vocabulary, or a model that does not predict the tokens of its tokenizer, if given.
@@ -204,12 +209,20 @@ def logits_of(model: SequenceModel, tokenizer: Any, ids: Sequence[Sequence[int]]
     model.check_ids(inputs)
     mask = torch.ones_like(inputs)
     more = {"use_cache": False} if model.reads("use_cache", with_head=True) else {}
-    logits: Tensor | None = getattr(model.given(input_ids=inputs, attention_mask=mask, **more), "logits", None)
+    rows = range(len(ids))
+    head = None if places is None else model.with_head.get_output_embeddings()
+
+    def choose(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        of_every_token = len(args) == 1 and args[0].shape[:-1] == inputs.shape
+        return ((args[0][rows, places][:, None],), kwargs) if of_every_token else None
+
+    with hooked([] if head is None else [head], before=choose):
+        logits: Tensor | None = getattr(model.given(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     tokens = model.vocabulary if tokenizer is None else len(tokenizer)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < tokens:
         wanted = f"the {'model' if tokenizer is None else 'tokenizer'}'s {tokens} tokens, as {LOADERS} does"
         raise ValueError(f"model must predict {wanted}, got {type(model.with_head).__name__}")
-    return logits
+    return logits if places is None or logits.shape[1] == 1 else logits[rows, places][:, None]
 
 
 def check_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> None:
