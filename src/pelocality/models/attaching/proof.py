@@ -133,9 +133,8 @@ def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two outputs are equal but for rounding."""
-    return largest_difference(one, other) <= max(
-        ROUNDING, 8 * torch.finfo(other.dtype).eps
-    )  # <=, because NaN is unequal
+    # <=, because NaN is unequal
+    return largest_difference(one, other) <= max(ROUNDING, 8 * torch.finfo(other.dtype).eps)
 
 
 # ---- the weights
@@ -152,20 +151,16 @@ class _Seen:
     def __init__(self) -> None:
         self.biased: list[Tensor] = []
         self.plain: dict[int, tuple[PositionalBias, Tensor, Tensor]] = {}
-        self._noting = False
 
     def note(self, bias: PositionalBias, plain: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Note an attention before it gets the bias."""
         if len(self.biased) in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
-        self._noting = True  # an attention computed for this note is not the model's
         self.plain[len(self.biased)] = (bias, *plain())
-        self._noting = False
 
     def see(self, attention: Attention) -> None:
         """Note an attention as the model computes it."""
-        if not self._noting:
-            self.biased.append(attention.weights)
+        self.biased.append(attention.weights)
 
 
 def _check_seen(model: SequenceModel, seen: _Seen, biases: list[PositionalBias]) -> None:
@@ -187,12 +182,11 @@ def _check_weights(model: SequenceModel, bias: PositionalBias, plain: Tensor, vi
     if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.heads):
         shapes = f"{tuple(plain.shape)} and {tuple(biased.shape)}"
         raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.heads} heads of {n} tokens")
-    plain = (
-        plain.reshape(-1, bias.heads, n, columns).cpu().double()
-    )  # columns beyond the tokens are sinks, which get no bias
+    plain = plain.reshape(-1, bias.heads, n, columns).cpu().double()
     biased = biased.reshape(-1, bias.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
+    # columns beyond the tokens are sinks, which get no bias
     added = nn.functional.pad(bias.encoding(n).detach().cpu().double(), (0, columns - n))
     exact = (plain.log() + added).softmax(-1)[..., :n]
     rows = visible.any(-1, keepdim=True) & (plain.sum(-1, keepdim=True) > 0)
