@@ -252,10 +252,9 @@ def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     if hasattr(cos, SOURCE):  # an attached encoding gives attention modules other angles
         return None
     squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
-    are_angles = bool(
-        (squares - squares.mean()).abs().max() < 0.02 * squares.mean()
-    )  # queries and keys come in such pairs too
-    return (torch.ones_like(cos), torch.zeros_like(sin)) if are_angles else None
+    if not bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean()):
+        return None  # queries and keys come in such pairs too
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 @dataclass(frozen=True, eq=False)
