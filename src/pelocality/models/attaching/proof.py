@@ -33,19 +33,31 @@ class NotProvedError(ValueError):
 
 @contextmanager
 def proving(
-    model: SequenceModel, encoding: str = "an encoding", on: str = "a few tokens", advice: str = ""
-) -> Iterator[None]:
-    """Put a model into evaluation mode for a proof, and name the model and the reason in any error.
+    model: SequenceModel, encoding: str, inputs: Any = None, advice: str = ""
+) -> Iterator[tuple[Any, list[Tensor]]]:
+    """Put a model into evaluation mode for a proof, and check at its end that the model is as it was.
+
+    Args:
+        model: The model.
+        encoding: What is attached, in words.
+        inputs: A batch on which to prove it; None for a few tokens.
+        advice: The end of any error.
+
+    Yields:
+        The inputs, and the outputs of the model for them.
 
     Raises:
-        ValueError: In the place of any error.
+        ValueError: In the place of any error, with the model and the reason.
     """
     with inference(model.module):
         try:
-            yield
+            given, before = _few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
+            yield given, before
+            check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
         except Exception as error:
             reason = str(error)
             if not isinstance(error, NotProvedError):
+                on = f"{_TOKENS} tokens" if inputs is None else "the example_inputs"
                 reason = f"it could not be run on {on}: {type(error).__name__}: {reason[:200]}"
             raise ValueError(f"{encoding} cannot be attached to {model}: {reason}{advice}") from error
 
@@ -69,8 +81,7 @@ def prove_bias(kind: Kind) -> bool:
     model, inputs = kind.model, kind.inputs
     hooks = _hooks(model.module)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
-    with proving(model, on=f"{_TOKENS} tokens" if inputs is None else "the example_inputs", advice=advice):
-        given, before = few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
+    with proving(model, "an encoding", inputs, advice) as (given, before):
         nothing = [NoEncoding() for _ in kind.places]
         with kind.trial(nothing, disable=False):
             check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
@@ -84,7 +95,6 @@ def prove_bias(kind: Kind) -> bool:
         if kind.disable and inputs is None:
             with kind.trial(nothing, disable=True):
                 _check_equivariance(model, given["input_ids"])
-        check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
     return not any(bool(visible.triu(1).any()) for _, _, visible in seen.plain.values())
 
 
@@ -97,7 +107,7 @@ def _trial_encoding(heads: int) -> Encoding:
     return table
 
 
-def few_tokens(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
+def _few_tokens(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return two texts of other tokens and the outputs; two tokens are padding where the model takes a mask of them."""
     text = torch.tensor(model.some_ids(_TOKENS + 1), device=model.device)
     ids = torch.stack([text[:_TOKENS], text[1:]])
