@@ -19,7 +19,7 @@ from pelocality.models._restore import hooked
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.kind import Kind
 from pelocality.models.families import attached_biases, without_cache
-from pelocality.models.observer import Attention, blocks_of
+from pelocality.models.observer import blocks_of
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
 _TOKENS = 7
@@ -90,7 +90,7 @@ def prove_bias(kind: Kind) -> bool:
             biases = attached_biases(model.module)
             for bias in biases:
                 bias.note = functools.partial(seen.note, bias)
-            model.watch(given, seen.see, None)
+            model.watch(given, lambda attention: seen.biased.append(attention.weights), None)
         _check_seen(model, seen, biases)
         if kind.disable and inputs is None:
             with kind.trial(nothing, disable=True):
@@ -167,10 +167,6 @@ class _Seen:
         if len(self.biased) in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
         self.plain[len(self.biased)] = (bias, *plain())
-
-    def see(self, attention: Attention) -> None:
-        """Note an attention as the model computes it."""
-        self.biased.append(attention.weights)
 
 
 def _check_seen(model: SequenceModel, seen: _Seen, biases: list[PositionalBias]) -> None:
