@@ -177,17 +177,10 @@ def _refuse_token_ids(model: Any) -> None:
 
 
 def _kind(model: SequenceModel, encoding: Any) -> type[Kind]:
-    """Return the kind of an encoding in a model."""
-    if not _rotates(encoding):
-        return ModuleBias if model.adds_tokens else FamilyBias
-    return ModuleRotation if has_rotations(model) else ProjectionRotation
-
-
-def _rotates(encoding: Any) -> bool:
-    """Return whether encodings are rotations.
+    """Return the kind of an encoding in a model.
 
     Raises:
-        TypeError: Some of several, or one that needs queries and keys and is no rotation.
+        TypeError: Some of several encodings are rotations, or one needs queries and keys and is no rotation.
     """
     every = encoding if isinstance(encoding, Sequence) else [encoding]
     others = [each for each in every if not isinstance(each, RotaryEncoding)]
@@ -199,7 +192,9 @@ def _rotates(encoding: Any) -> bool:
             )
     if others and len(others) < len(every):
         raise TypeError(f"encoding must be rotary for all layers or for none, got {type(others[0]).__name__} too")
-    return bool(every) and not others
+    if others or not every:
+        return ModuleBias if model.adds_tokens else FamilyBias
+    return ModuleRotation if has_rotations(model) else ProjectionRotation
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:

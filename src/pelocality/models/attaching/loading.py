@@ -100,9 +100,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         if not rotary and len(found) < len(attentions):
             raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
         positions, some = found[0]["position_embeddings"], layers if rotary else None
-        attach(
-            part, encodings, position_embeddings=positions, layers=some, prove=False
-        )  # the encoding was proved before saving
+        # the encoding was proved before saving
+        attach(part, encodings, position_embeddings=positions, layers=some, prove=False)
     if rest:
         raise ValueError(f"the model has no attention module for the saved encoding '{names[next(iter(rest))]}'")
     for module, name in names.items():

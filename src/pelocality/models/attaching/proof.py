@@ -19,7 +19,7 @@ from pelocality.models._restore import hooked
 from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.kind import Kind
 from pelocality.models.families import attached_biases, without_cache
-from pelocality.models.observer import Attention, blocks_of
+from pelocality.models.observer import blocks_of
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
 
 _TOKENS = 7
@@ -33,19 +33,31 @@ class NotProvedError(ValueError):
 
 @contextmanager
 def proving(
-    model: SequenceModel, encoding: str = "an encoding", on: str = "a few tokens", advice: str = ""
-) -> Iterator[None]:
-    """Put a model into evaluation mode for a proof, and name the model and the reason in any error.
+    model: SequenceModel, encoding: str, inputs: Any = None, advice: str = ""
+) -> Iterator[tuple[Any, list[Tensor]]]:
+    """Put a model into evaluation mode for a proof, and check at its end that the model is as it was.
+
+    Args:
+        model: The model.
+        encoding: What is attached, in words.
+        inputs: A batch on which to prove it; None for a few tokens.
+        advice: The end of any error.
+
+    Yields:
+        The inputs, and the outputs of the model for them.
 
     Raises:
-        ValueError: In the place of any error.
+        ValueError: In the place of any error, with the model and the reason.
     """
     with inference(model.module):
         try:
-            yield
+            given, before = _few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
+            yield given, before
+            check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
         except Exception as error:
             reason = str(error)
             if not isinstance(error, NotProvedError):
+                on = f"{_TOKENS} tokens" if inputs is None else "the example_inputs"
                 reason = f"it could not be run on {on}: {type(error).__name__}: {reason[:200]}"
             raise ValueError(f"{encoding} cannot be attached to {model}: {reason}{advice}") from error
 
@@ -69,8 +81,7 @@ def prove_bias(kind: Kind) -> bool:
     model, inputs = kind.model, kind.inputs
     hooks = _hooks(model.module)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
-    with proving(model, on=f"{_TOKENS} tokens" if inputs is None else "the example_inputs", advice=advice):
-        given, before = few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
+    with proving(model, "an encoding", inputs, advice) as (given, before):
         nothing = [NoEncoding() for _ in kind.places]
         with kind.trial(nothing, disable=False):
             check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
@@ -79,12 +90,11 @@ def prove_bias(kind: Kind) -> bool:
             biases = attached_biases(model.module)
             for bias in biases:
                 bias.note = functools.partial(seen.note, bias)
-            model.watch(given, seen.see, None)
+            model.watch(given, lambda attention: seen.biased.append(attention.weights), None)
         _check_seen(model, seen, biases)
         if kind.disable and inputs is None:
             with kind.trial(nothing, disable=True):
                 _check_equivariance(model, given["input_ids"])
-        check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
     return not any(bool(visible.triu(1).any()) for _, _, visible in seen.plain.values())
 
 
@@ -97,7 +107,7 @@ def _trial_encoding(heads: int) -> Encoding:
     return table
 
 
-def few_tokens(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
+def _few_tokens(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return two texts of other tokens and the outputs; two tokens are padding where the model takes a mask of them."""
     text = torch.tensor(model.some_ids(_TOKENS + 1), device=model.device)
     ids = torch.stack([text[:_TOKENS], text[1:]])
@@ -133,9 +143,8 @@ def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Return whether two outputs are equal but for rounding."""
-    return largest_difference(one, other) <= max(
-        ROUNDING, 8 * torch.finfo(other.dtype).eps
-    )  # <=, because NaN is unequal
+    # <=, because NaN is unequal
+    return largest_difference(one, other) <= max(ROUNDING, 8 * torch.finfo(other.dtype).eps)
 
 
 # ---- the weights
@@ -152,20 +161,12 @@ class _Seen:
     def __init__(self) -> None:
         self.biased: list[Tensor] = []
         self.plain: dict[int, tuple[PositionalBias, Tensor, Tensor]] = {}
-        self._noting = False
 
     def note(self, bias: PositionalBias, plain: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Note an attention before it gets the bias."""
         if len(self.biased) in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
-        self._noting = True  # an attention computed for this note is not the model's
         self.plain[len(self.biased)] = (bias, *plain())
-        self._noting = False
-
-    def see(self, attention: Attention) -> None:
-        """Note an attention as the model computes it."""
-        if not self._noting:
-            self.biased.append(attention.weights)
 
 
 def _check_seen(model: SequenceModel, seen: _Seen, biases: list[PositionalBias]) -> None:
@@ -187,12 +188,11 @@ def _check_weights(model: SequenceModel, bias: PositionalBias, plain: Tensor, vi
     if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.heads):
         shapes = f"{tuple(plain.shape)} and {tuple(biased.shape)}"
         raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.heads} heads of {n} tokens")
-    plain = (
-        plain.reshape(-1, bias.heads, n, columns).cpu().double()
-    )  # columns beyond the tokens are sinks, which get no bias
+    plain = plain.reshape(-1, bias.heads, n, columns).cpu().double()
     biased = biased.reshape(-1, bias.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
+    # columns beyond the tokens are sinks, which get no bias
     added = nn.functional.pad(bias.encoding(n).detach().cpu().double(), (0, columns - n))
     exact = (plain.log() + added).softmax(-1)[..., :n]
     rows = visible.any(-1, keepdim=True) & (plain.sum(-1, keepdim=True) > 0)

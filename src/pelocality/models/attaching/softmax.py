@@ -171,9 +171,9 @@ class Biased(TorchFunctionMode):
             self.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
         bias = self._bias(queries, keys, slots, visible, logits.dtype)
         biased = (own + bias).clamp(min=_least(logits))
-        return (
-            torch.cat([biased, split[..., slots:]], -1).reshape(logits.shape) if sink else biased.reshape(logits.shape)
-        )
+        if sink:
+            biased = torch.cat([biased, split[..., slots:]], -1)
+        return biased.reshape(logits.shape)
 
     # ---- the bias
 

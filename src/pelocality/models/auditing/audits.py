@@ -164,7 +164,7 @@ def _row(
     reach, text = layer.constant.reach, layer.text
     found = [at_input, comparison.compare_rotations(rotary, layer)]
     if layer.queries != "change" and not isinstance(layer.queries, Rotation):
-        found.append(comparison.compare_biases(config, layer.constant, reading.lookups))
+        found.append(comparison.compare_biases(config, layer.constant, reading.constant.lookups))
     words, measured, differences = zip(*found, strict=True)
     nothing = comparison.UNDECLARED if rotary == comparison.UNDECLARED else "none"
     mismatches = [*itertools.chain(*differences[1:]), *comparison.compare_reach(window, causal, reach)]

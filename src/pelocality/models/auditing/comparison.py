@@ -353,7 +353,8 @@ def compare_inputs(config: Any, reading: Reading) -> Finding:
     kind, first = declarations(config).table(config) or (None, 0)
     declared_text, lookup = _table_text(kind, first), reading.table
     if lookup is None:
-        if reading.input_depends_on_position:
+        states = reading.constant.input_states
+        if states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max()):
             return declared_text, "computed at the input", []
         return declared_text, "", [f"declared {kind} positions, measured none"] if kind else []
     row, read = int(lookup.rows[0]), lookup.table[lookup.rows]
@@ -399,7 +400,7 @@ def _is_sinusoidal(table: Tensor) -> bool:
 
 def counted_through_padding(reading: Reading) -> bool | None:
     """Return whether tokens behind padding read later rows than without it; None where no table is read."""
-    rows = _first_rows(reading.table, reading.padded or (), PADDING)
+    rows = _first_rows(reading.table, reading.padded, PADDING)
     return None if rows is None else rows[0] != rows[1]
 
 

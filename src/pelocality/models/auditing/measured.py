@@ -252,10 +252,9 @@ def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     if hasattr(cos, SOURCE):  # an attached encoding gives attention modules other angles
         return None
     squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
-    are_angles = bool(
-        (squares - squares.mean()).abs().max() < 0.02 * squares.mean()
-    )  # queries and keys come in such pairs too
-    return (torch.ones_like(cos), torch.zeros_like(sin)) if are_angles else None
+    if not bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean()):
+        return None  # queries and keys come in such pairs too
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,25 +288,22 @@ class Reading:
     Attributes:
         layers: Its layers with attention.
         others: What its layers without attention are, by number.
-        lookups: The tables that were read by position or by pairs of positions in the run with constant content.
+        constant: The run with constant content.
         table: The table at the input and its rows, over all positions that the model has; None without one.
         no_row: Why the last of these positions cannot be read, or None.
         masked: The same run with an attention mask, by the padding in it.
-        padded: The lookups with ``PADDING`` tokens of padding on the left, as for generation; None where it takes no
-            mask.
+        padded: The lookups with ``PADDING`` tokens of padding on the left, in generation where the model can generate.
         failed: The errors of runs with a mask, likewise.
-        input_depends_on_position: Whether the states before the first layer differ between equal tokens.
     """
 
     layers: list[Layer]
     others: dict[int, str]
-    lookups: list[Lookup]
+    constant: Recorder
     table: Lookup | None
     no_row: str | None
     masked: dict[str, Recorder]
-    padded: list[Lookup] | None
+    padded: list[Lookup]
     failed: dict[str, Exception]
-    input_depends_on_position: bool
 
 
 def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest: int, dims: Sequence[int]) -> Reading:
@@ -324,10 +320,10 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     base = model.module
     rotary = [m for m in base.modules() if any(part in type(m).__name__.lower() for part in ("rotary", "rope"))]
     ids = torch.full((1, length), word, device=text.device)
-    on_text = _run(model, text.shape[1], False, input_ids=text).calls
-    constant = _run(model, length, True, input_ids=ids)
+    on_text = _run(model, {"input_ids": text}, constant=False).calls
+    constant = _run(model, {"input_ids": ids})
     with hooked(rotary, after=_identity, last=True):
-        unrotated = _run(model, length, True, input_ids=ids).calls
+        unrotated = _run(model, {"input_ids": ids}).calls
     n = min(length, SHORT)
     failed: dict[str, Exception] = {}
     masked = _masked(model, ids, failed)
@@ -335,9 +331,11 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     distant = None
     if farthest and model.reads("position_ids"):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
-        positions, mask = far[None].to(ids.device), torch.ones_like(ids[:, :n])
-        distant = _run(model, n, True, input_ids=ids[:, :n], position_ids=positions, attention_mask=mask).calls
-    padded = _padded(model, word, n, failed) if constant.lookups else None
+        few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
+        distant = _run(model, few | {"position_ids": far[None].to(ids.device)}).calls
+    padded = masked[BEHIND_PADDING].lookups if BEHIND_PADDING in masked else []
+    if constant.lookups and generates(model) and model.reads("attention_mask"):
+        padded = _lookups_of_generation(model, ids[:, :n], failed)
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     layers = []
@@ -363,13 +361,12 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     return Reading(
         layers=layers,
         others=others,
-        lookups=constant.lookups,
+        constant=constant,
         table=table,
         no_row=no_row,
         masked=masked,
         padded=padded,
         failed=failed,
-        input_depends_on_position=_depends_on_position(constant.input_states),
     )
 
 
@@ -400,11 +397,33 @@ def _masked(model: SequenceModel, ids: Tensor, failed: dict[str, Exception]) -> 
     }
     recorders = {}
     for name, (tokens, real) in runs.items():
-        mask = torch.zeros_like(tokens)
-        mask[:, real] = 1
         with _noting(failed, name):
-            recorders[name] = _run(model, tokens.shape[1], True, real, input_ids=tokens, attention_mask=mask)
+            recorders[name] = _run(model, _padded(model, tokens, real), real=real)
     return recorders
+
+
+def _lookups_of_generation(model: SequenceModel, ids: Tensor, failed: dict[str, Exception]) -> list[Lookup]:
+    """Return what is looked up by position behind padding in generation from tokens (1, n)."""
+    recorder, found = Recorder(ids.shape[1], True), []
+    inputs = _padded(model, ids, slice(PADDING, None))
+    plain = GenerationConfig()  # type: ignore[no-untyped-call]
+    with (
+        _noting(failed, BEHIND_PADDING),
+        recorder.observing(model.module),
+        changed(model.with_head, "generation_config", plain),  # the user's configuration may ask for beams
+    ):
+        model.with_head.generate(**inputs, max_new_tokens=1)
+        found = recorder.lookups
+    return found
+
+
+def _padded(model: SequenceModel, ids: Tensor, real: slice) -> dict[str, Tensor]:
+    """Return inputs of tokens (1, n) with padding in the place of those that are not real."""
+    mask = torch.zeros_like(ids)
+    mask[:, real] = 1
+    padding = model.padding or 0
+    padded = ids.masked_fill(mask == 0, padding if 0 <= padding < model.vocabulary else 0)
+    return {"input_ids": padded, "attention_mask": mask}
 
 
 @contextmanager
@@ -418,19 +437,12 @@ def _noting(failed: dict[str, Exception], name: str) -> Iterator[None]:
         failed[name] = error
 
 
-def _run(model: SequenceModel, length: int, constant: bool, real: slice = slice(None), **inputs: Tensor) -> Recorder:
+def _run(model: SequenceModel, inputs: dict[str, Tensor], constant: bool = True, real: slice = slice(None)) -> Recorder:
     """Run a model, recorded."""
-    recorder = Recorder(length, constant, real)
+    recorder = Recorder(inputs["input_ids"].shape[1], constant, real)
     with recorder.observing(model.module):
         model.run(inputs)
     return recorder
-
-
-def _depends_on_position(states: Tensor | None) -> bool:
-    """Return whether states (1, n, d) differ between positions."""
-    if states is None or states.shape[1] < 2:
-        return False
-    return bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
 
 
 def _without_rotation(states: Tensor | None, unrotated: Tensor | None) -> Tensor | None:
@@ -442,24 +454,3 @@ def generates(model: SequenceModel) -> bool:
     """Return whether a model continues the texts that it reads: an encoder-decoder model reads with its encoder."""
     head = model.with_head
     return bool(head.can_generate()) and not head.config.is_encoder_decoder
-
-
-def _padded(model: SequenceModel, word: int, length: int, failed: dict[str, Exception]) -> list[Lookup] | None:
-    """Return what is looked up by position behind padding, in generation where the model can generate."""
-    if not model.reads("attention_mask"):
-        return None
-    ids = torch.full((1, length), word, device=model.device)
-    padding = model.padding or 0
-    ids[:, :PADDING] = padding if 0 <= padding < model.vocabulary else 0
-    mask = torch.ones_like(ids)
-    mask[:, :PADDING] = 0
-    recorder, found = Recorder(length, True), None
-    with _noting(failed, BEHIND_PADDING), recorder.observing(model.module):
-        if generates(model):
-            plain = GenerationConfig()  # type: ignore[no-untyped-call]
-            with changed(model.with_head, "generation_config", plain):  # the user's configuration may ask for beams
-                model.with_head.generate(ids, attention_mask=mask, max_new_tokens=1)
-        else:
-            model.run({"input_ids": ids, "attention_mask": mask})
-        found = recorder.lookups
-    return found

@@ -140,16 +140,36 @@ def relocate(
     copied = SequenceModel(trained)
     student, frozen = copied.module, _frozen(copied)
     attach(trained, encoding, position_embeddings=position_embeddings)
-    options: dict[str, Any] = {"batch_size": batch_size, "learning_rate": learning_rate, "every": every, "seed": seed}
-    options["steps"] = _steps(rows[:-held_out], tokens, batch_size)
+    steps = _steps(rows[:-held_out], tokens, batch_size)
     checkpoint = None
     if folder is not None:
-        settings = {"tokens": tokens, "length": length, "held_out": held_out, **options}
+        settings: dict[str, Any] = {"tokens": tokens, "length": length, "held_out": held_out, "batch_size": batch_size}
+        settings |= {"learning_rate": learning_rate, "every": every, "seed": seed, "steps": steps}
         settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
         checkpoint = _claim(folder, settings)
     with TemporaryDirectory() as temporary, _state_of_accelerate_kept(), _settings_kept(copied):
-        options |= {"progress": progress, "cpu": teacher.device.type == "cpu", "save": folder is not None}
-        arguments = _arguments(temporary if folder is None else folder, **options)
+        arguments = TrainingArguments(
+            output_dir=temporary if folder is None else str(folder),
+            max_steps=steps,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=batch_size,
+            learning_rate=learning_rate,
+            warmup_steps=steps // 10,
+            seed=seed,
+            eval_strategy="steps",
+            eval_steps=every,
+            eval_on_start=True,
+            logging_strategy="no",
+            save_strategy="no" if folder is None else "steps",
+            save_steps=every,
+            save_total_limit=2,
+            report_to="none",
+            include_num_input_tokens_seen="non_padding",
+            disable_tqdm=not progress,
+            use_cpu=teacher.device.type == "cpu",
+            remove_unused_columns=False,
+            dataloader_pin_memory=False,
+        )
         data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
         _train(trainer, student, frozen, checkpoint)
@@ -188,43 +208,6 @@ def _settings_kept(model: SequenceModel) -> Iterator[None]:
     if use_cache is not None:
         model.config.use_cache = use_cache
     model.module.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
-
-
-def _arguments(
-    folder: str | Path,
-    *,
-    save: bool,
-    batch_size: int,
-    learning_rate: float,
-    every: int,
-    seed: int,
-    steps: int,
-    progress: bool,
-    cpu: bool,
-) -> TrainingArguments:
-    """Return the Trainer's arguments; it writes checkpoints into the folder if they are to be saved."""
-    return TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=batch_size,
-        per_device_eval_batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup_steps=steps // 10,
-        seed=seed,
-        eval_strategy="steps",
-        eval_steps=every,
-        eval_on_start=True,
-        logging_strategy="no",
-        save_strategy="steps" if save else "no",
-        save_steps=every,
-        save_total_limit=2,
-        report_to="none",
-        include_num_input_tokens_seen="non_padding",
-        disable_tqdm=not progress,
-        use_cpu=cpu,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-    )
 
 
 def _train(

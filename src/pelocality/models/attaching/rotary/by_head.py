@@ -31,20 +31,17 @@ class ByHead(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Apply a function to each part."""
         kwargs = kwargs or {}
-        given = [each for each in (*args, *kwargs.values()) if isinstance(each, ByHead)]
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        given = [each for each in tensors if isinstance(each, ByHead)]
         parts, axis = len(given[0].parts), given[0].axis
         if func in (torch.unsqueeze, Tensor.unsqueeze):
             axis = int(kwargs.get("dim", args[1] if len(args) > 1 else axis))
         elif func is Tensor.__getitem__ and isinstance(args[1], tuple) and None in args[1]:
             axis = args[1].index(None)
-        states = [
-            each
-            for each in (*args, *kwargs.values())
-            if isinstance(each, Tensor) and not isinstance(each, ByHead) and each.ndim > 3
-        ]
-        if any(each.shape[axis] % parts for each in states):
-            shape = next(tuple(each.shape) for each in states if each.shape[axis] % parts)
-            raise ValueError(f"queries or keys of shape {shape} do not have {parts} heads, or a multiple")
+        states = [each for each in tensors if not isinstance(each, ByHead) and each.ndim > 3]
+        for shape in (tuple(each.shape) for each in states):
+            if shape[axis] % parts:
+                raise ValueError(f"queries or keys of shape {shape} do not have {parts} heads, or a multiple")
 
         def part(value: Any, number: int) -> Any:
             if isinstance(value, ByHead):
