@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pelocality._checks import count, flag
 from pelocality.models._inference import depend_on_length
 from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
 from pelocality.models.inputs.words import special_ids
@@ -41,8 +42,10 @@ class TextBatches:
         batch_size: int,
         progress: bool,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.special_tokens, self.without_first, self.progress = special_tokens, without_first, progress
+        self.model, self.tokenizer, self.progress = model, tokenizer, progress
+        self.special_tokens = flag("special_tokens", special_tokens)
+        self.without_first = count("without_first", without_first, least=0)
+        count("batch_size", batch_size)
         self.batches = texts if model.content is not None else token_batches(texts, model, tokenizer, batch_size)
         self.by_length = depend_on_length(model.module)
         self.repeated, self.checksums = 0, list[int]()
