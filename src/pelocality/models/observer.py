@@ -100,16 +100,8 @@ class Observer(TorchFunctionMode):
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
         modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
-        fast = torch.backends.mha.get_fastpath_enabled()  # nn.TransformerEncoder has a kernel that no mode can see
-
-        with (
-            hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end),
-            torch.compiler.set_stance("force_eager"),  # compiled code calls no function of torch
-            restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)),
-        ):
-            torch.backends.mha.set_fastpath_enabled(False)
-            with active(self):
-                yield
+        with hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end), plain_torch(), active(self):
+            yield
 
     def enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the block that begins to run."""
@@ -221,6 +213,15 @@ class Observer(TorchFunctionMode):
                     used, visible = factor.reshape(*weights.shape[:-1], m), visible[..., first : first + m]
                     self._use(used, visible, weights.shape[-1] > n, values)
                     return
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Call the functions of torch one by one in a with-statement: no compiled code, and no kernel of whole layers."""
+    fast = torch.backends.mha.get_fastpath_enabled()  # nn.TransformerEncoder has such a kernel
+    with torch.compiler.set_stance("force_eager"), restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)):
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pelocality._checks import count
 from pelocality.models._inference import inference
-from pelocality.models._restore import changed, hooked, restoring
+from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import token_embeddings
 from pelocality.models.function import AttentionFunction
 from pelocality.models.inputs.batches import bytes_of
@@ -22,7 +22,7 @@ from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text_averages import TextAverage, text_average
-from pelocality.models.observer import Attention, Block, blocks_of
+from pelocality.models.observer import Attention, Block, blocks_of, plain_torch
 from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference
 
 _AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
@@ -396,32 +396,17 @@ def _texts(inputs: Any) -> Iterator[Any]:
 @contextmanager
 def _differentiable(module: nn.Module) -> Iterator[None]:
     """Switch kernels that have no derivative in forward mode to those that have one, in a with-statement."""
-    configs = [(config, config._experts_implementation) for config in configurations(module) if _has_experts(config)]
     rescaled: list[Any] = [each for each in module.modules() if getattr(each, "layers_are_rescaled", None) is False]
-    fast = torch.backends.mha.get_fastpath_enabled()
-
-    def undo() -> None:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for config, implementation in configs:
-            config._experts_implementation = implementation
-        for module in rescaled:
-            module.layers_are_rescaled = False
-
     with ExitStack() as stack:
-        stack.enter_context(restoring(undo))
-        torch.backends.mha.set_fastpath_enabled(False)
-        for config, _ in configs:
-            config._experts_implementation = "eager"
+        for config in reversed(configurations(module)):  # setting an outer one also sets those inside
+            if getattr(config, "_experts_implementation", None) is not None:
+                stack.enter_context(changed(config, "_experts_implementation", "eager"))
         for each in rescaled:  # RWKV would divide its weights
+            stack.enter_context(changed(each, "layers_are_rescaled", False))
             stack.enter_context(changed(each.config, "rescale_every", 0))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(plain_torch())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
-
-
-def _has_experts(config: Any) -> bool:
-    """Return whether a configuration names a kernel of mixtures of experts other than plain torch."""
-    return getattr(config, "_experts_implementation", None) not in (None, "eager")
 
 
 def _reason(error: Exception) -> str:
