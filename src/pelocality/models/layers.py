@@ -13,7 +13,7 @@ from torch import Tensor
 from pelocality._distributed import refuse_sharded
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models.observer import Attention, Block
-from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.sequence_model import SequenceModel, map_tensors
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
@@ -290,15 +290,6 @@ def texts_of(inputs: Any) -> int:
         elif getattr(each, "ndim", 0):
             return len(each)
     return 1
-
-
-def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the inputs of a call with each tensor changed."""
-    if isinstance(inputs, Mapping):
-        return {name: map_tensors(each, change) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(map_tensors(each, change) for each in inputs)
-    return change(inputs) if isinstance(inputs, Tensor) else inputs
 
 
 def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: int, length: int) -> int:

@@ -392,13 +392,8 @@ class SequenceModel:
 
     def moved(self, inputs: Any) -> Any:
         """Return the inputs of a call on the device of the model, floats in its precision."""
-        if isinstance(inputs, Mapping):
-            return {name: self.moved(each) for name, each in inputs.items()}
-        if isinstance(inputs, tuple | list):
-            return tuple(map(self.moved, inputs))
-        if not isinstance(inputs, Tensor):
-            return inputs
-        return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+        device, dtype = self.device, self.dtype
+        return map_tensors(inputs, lambda each: each.to(device, dtype if each.is_floating_point() else each.dtype))
 
     @contextmanager
     def observable(self) -> Iterator[None]:
@@ -414,6 +409,15 @@ class SequenceModel:
             for config in hidden:
                 config._attn_implementation = "sdpa" if getattr(self.module, "_supports_sdpa", False) else "eager"
             yield
+
+
+def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the inputs of a call with each tensor changed, lists as tuples."""
+    if isinstance(inputs, Mapping):
+        return {name: map_tensors(each, change) for name, each in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(map_tensors(each, change) for each in inputs)
+    return change(inputs) if isinstance(inputs, Tensor) else inputs
 
 
 def label(name: str, encoding: str | None) -> str:

@@ -17,13 +17,13 @@ from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import token_embeddings
 from pelocality.models.function import AttentionFunction
 from pelocality.models.inputs.batches import bytes_of
-from pelocality.models.layers import map_tensors, texts_of
+from pelocality.models.layers import texts_of
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text_averages import TextAverage, text_average
 from pelocality.models.observer import Attention, Block, blocks_of, plain_torch
-from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference
+from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference, map_tensors
 
 _AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
 _STEPS = (1e-3, 1e-4)  # steps of finite differences, relative to the embeddings: large ones may route tokens otherwise
@@ -47,6 +47,9 @@ class Influence(SequenceModel):
         ValueError: As for `SequenceModel`, or directions or a seed that are too small.
     """
 
+    adds_tokens = False
+    """The number of positions is checked."""
+
     def __init__(self, model: nn.Module | SequenceModel, directions: int = 2, seed: int = 0) -> None:
         found = SequenceModel.of(model)
         if isinstance(found, AttentionFunction):
@@ -54,11 +57,6 @@ class Influence(SequenceModel):
         vars(self).update(vars(found))
         self.directions, self.seed = count("directions", directions), count("seed", seed, least=0)
         self._compared = False  # with finite differences
-
-    @property
-    def adds_tokens(self) -> bool:
-        """False: the number of positions is checked."""
-        return False
 
     def why_not_measured(self) -> str | None:
         """Return None: no attention is needed."""
