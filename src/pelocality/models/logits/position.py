@@ -23,9 +23,8 @@ from pelocality.models.logits.terms import (
     position_parts,
     queries_and_keys,
 )
-from pelocality.models.measuring.result import metric_of
+from pelocality.models.measuring.result import interval_of, metric_of
 from pelocality.models.sequence_model import SequenceModel
-from pelocality.statistics import t_interval
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 Method = Literal["exact", "texts", "words"]
@@ -125,8 +124,7 @@ class PositionalLogits:
             raise ValueError(f"metric must be the name of a metric of pelocality.metrics, got {metric!r}")
         n, whole = len(content.tokens), self._measured(function, content)
         values = [n * whole - (n - 1) * self._measured(function, content.without(s)) for s in range(n) if n > 1]
-        low, high = t_interval(torch.stack(values or [whole]).cpu(), confidence)
-        return torch.from_numpy(low), torch.from_numpy(high)
+        return interval_of(torch.stack(values or [whole]).cpu(), confidence)
 
     def _measured(self, function: Callable[..., Tensor], content: Content) -> Tensor:
         """Return a metric of the attention of some of the texts or words, (layer, head)."""
