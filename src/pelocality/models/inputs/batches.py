@@ -80,10 +80,11 @@ class TextBatches:
         """Return which texts of a batch are not equal to an earlier one, (batch,)."""
         here = {name: each.cpu() for name, each in inputs.items()}
         lengths = here.pop("attention_mask").sum(1).tolist()
-        rows = [
-            [included[row, :n], {name: each[row, :n] for name, each in here.items()}] for row, n in enumerate(lengths)
+        new = [
+            n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
+            for row, n in enumerate(lengths)
         ]
-        return torch.tensor([n > 0 and self._is_new(row) for n, row in zip(lengths, rows, strict=True)], device="cpu")
+        return torch.tensor(new, device="cpu")
 
     def _is_new(self, given: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
