@@ -235,14 +235,12 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
         texts, rest = divmod(weights.numel(), math.prod(shape[1:]))
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
+        visible = visible.expand_as(weights)
         if known.heads_first:
-            weights, visible = (
-                each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible.expand_as(weights))
-            )
-        visible = _visible_to_any_head(visible, weights.shape, known.heads)
-        weights = weights.reshape(shape)
-        weights = weights if batch is None else weights.expand(batch, -1, -1, -1)
-        visible = visible.expand(len(weights), -1, -1)
+            weights, visible = (each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible))
+        weights, visible = weights.reshape(shape), visible.reshape(shape).any(1)
+        if batch is not None:
+            weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
         if mask is not None and known.added:
             raise model.unprobed("its own tokens before the input have no place in an attention_mask")
         _check_rows(model, layer, weights, visible, attention.sink, mask)
@@ -387,18 +385,6 @@ def _heads(model: SequenceModel, shape: torch.Size, heads_first: bool) -> int:
     if model.content is not None and len(shape) == 4:  # such as (channel, head, n, n)
         return shape[0 if heads_first else 1]
     return math.prod(shape[:-2])
-
-
-def _visible_to_any_head(visible: Tensor, shape: torch.Size, heads: int) -> Tensor:
-    """Return the keys that a query sees in any head, (batch or 1, n, n)."""
-    n = shape[-1]
-    if visible.ndim > 4:
-        visible = visible.broadcast_to(shape).reshape(-1, heads, n, n)
-    visible = visible.broadcast_to(*visible.shape[:-2], n, n)
-    if visible.ndim == 3 and len(visible) > 1:  # batch and heads in one axis
-        visible = visible.reshape(-1, heads, n, n)
-    visible = visible[(None,) * (4 - visible.ndim)]
-    return visible[:, 0] if visible.shape[1] == 1 else visible.any(1)
 
 
 def _check_rows(
