@@ -494,8 +494,9 @@ def _got(model: Any) -> str:
 def _bare(model: nn.Module) -> nn.Module:
     """Return a module without the wrappers of torch, and a transformers model without its head."""
     inner: Any = model
-    while (name := next((each for each in ("_orig_mod", "module") if _wraps(inner, each)), None)) is not None:
-        inner = getattr(inner, name)
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(inner, parallel) or type(inner).__name__ == "OptimizedModule":  # of torch.compile
+        inner = inner.module if isinstance(inner, parallel) else inner._orig_mod
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
         inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
     module: nn.Module = inner
@@ -505,12 +506,6 @@ def _bare(model: nn.Module) -> nn.Module:
 def _has_learned_prompt(module: nn.Module) -> bool:
     """Return whether a module is a wrapper of peft that feeds a learned prompt."""
     return bool(getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False))
-
-
-def _wraps(module: nn.Module, name: str) -> bool:
-    """Return whether a module of torch is a wrapper around its part of this name."""
-    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    return name in module._modules and (parallel or type(module).__name__ == "OptimizedModule")
 
 
 def _transformers_models(model: Any) -> list[Any]:
