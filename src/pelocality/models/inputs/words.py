@@ -214,16 +214,13 @@ def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
 def drawn_words(model: SequenceModel, tokenizer: Any, wanted: int, seed: int) -> list[int]:
     """Return token ids of words, drawn without replacement, each id as likely as any other."""
     size = model.vocabulary
-    order = np.random.default_rng(count("seed", seed, least=0)).permutation(
-        size if tokenizer is None else min(size, len(tokenizer))
-    )
+    known = size if tokenizer is None else min(size, len(tokenizer))
+    order = np.random.default_rng(count("seed", seed, least=0)).permutation(known)
     special = special_ids(model, tokenizer)
     words = (token for token in order.tolist() if token not in special)
     drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), wanted))
     if len(drawn) < wanted:
-        sizes = (
-            "" if tokenizer is None else f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})"
-        )
+        sizes = f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})" if tokenizer else ""
         raise ValueError(
             f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; "
             f"{f'ask for fewer (words={len(drawn)}), or ' if drawn else ''}give them as words=[...]"

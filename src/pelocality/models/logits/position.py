@@ -129,9 +129,8 @@ class PositionalLogits:
     def _measured(self, function: Callable[..., Tensor], content: Content) -> Tensor:
         """Return a metric of the attention of some of the texts or words, (layer, head)."""
         found = []
-        for logits, cap, seen in zip(
-            _logits(self._by_distance, content, self.method), self.caps, self.visible_distances, strict=True
-        ):
+        by_layer = _logits(self._by_distance, content, self.method)
+        for logits, cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
             matrices = capped(toeplitz(logits, self.length)[None], [cap])[0]
             found.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
         return torch.stack(found)
@@ -283,12 +282,11 @@ def positional_logits(
             for place, logits in enumerate(_logits(by_distance, content, method)):
                 relative = logits.new_empty(len(chosen), *logits.shape) if relative is None else relative
                 relative[place] = logits
+    visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen])
     return PositionalLogits(
         relative=relative,
         layers=chosen,
-        visible_distances=torch.stack([family.visible_distances(base, modules[i], length) for i in chosen]).to(
-            model.device
-        ),
+        visible_distances=visible.to(model.device),
         method=method,
         caps=tuple(family.cap(modules[layer]) for layer in chosen),
         table=matrix,
