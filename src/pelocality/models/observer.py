@@ -10,7 +10,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from pelocality.models._restore import hooked, restoring
+from pelocality.models._restore import changed, hooked, restoring
 
 MASKED = -5e3
 """A key whose logit is at most this is hidden: half of -1e4, the weakest mask that transformers adds.
@@ -240,16 +240,10 @@ def active(mode: TorchFunctionMode) -> Iterator[None]:
 @contextmanager
 def unobserved() -> Iterator[None]:
     """Keep what is computed in a with-statement from the observers in force."""
-    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    observers = [mode for mode in stack if isinstance(mode, Observer) and not mode.paused]
-
-    def undo() -> None:
-        for observer in observers:
-            observer.paused = False
-
-    with restoring(undo):
-        for observer in observers:
-            observer.paused = True
+    with ExitStack() as stack:
+        for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            if isinstance(mode, Observer):
+                stack.enter_context(changed(mode, "paused", True))
         yield
 
 
