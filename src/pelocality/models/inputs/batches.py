@@ -189,12 +189,8 @@ def _positions(
     if batch.get("position_ids") is None:
         return {}
     given = token_tensor("position_ids", batch["position_ids"])
-    rows = given[0] if given.ndim == 3 else given
-    if (
-        given.ndim not in (1, 2, 3)
-        or rows.shape[-1] != ids.shape[1]
-        or (rows.ndim == 2 and len(rows) not in (1, len(ids)))
-    ):
+    rows = given[0] if given.ndim == 3 else given[None] if given.ndim == 1 else given
+    if rows.ndim != 2 or rows.shape[1] != ids.shape[1] or len(rows) not in (1, len(ids)):
         raise ValueError(f"position_ids must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}")
     rows = rows.expand_as(ids).to(ids.device)
     steps = rows.gather(1, order).diff(dim=1)
