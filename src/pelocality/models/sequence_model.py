@@ -103,8 +103,6 @@ class SequenceModel:
         self.module: Any = _bare(model) if own else _transformer(model, found)
         self.family: Any = family_of(self.module)
         self.with_head: Any = found[0] if found else self.module
-        prompts = (each for each in model.modules() if _has_learned_prompt(each))
-        self._prompt = next((type(each).__name__ for each in prompts), "")
 
     @classmethod
     def of(cls, model: Any) -> "SequenceModel":
@@ -115,9 +113,10 @@ class SequenceModel:
             ValueError: As for the class, or a learned prompt (peft), which would be left out.
         """
         found = model if isinstance(model, SequenceModel) else cls(model)
-        if found._prompt:
-            advice = "pass model.get_base_model() to measure the model without it"
-            raise ValueError(f"{found._prompt} has a learned prompt, which would be left out; {advice}")
+        for module in found.given.modules():
+            if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+                advice = "pass model.get_base_model() to measure the model without it"
+                raise ValueError(f"{type(module).__name__} has a learned prompt, which would be left out; {advice}")
         return found
 
     def __str__(self) -> str:
@@ -501,11 +500,6 @@ def _bare(model: nn.Module) -> nn.Module:
         inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
     module: nn.Module = inner
     return module
-
-
-def _has_learned_prompt(module: nn.Module) -> bool:
-    """Return whether a module is a wrapper of peft that feeds a learned prompt."""
-    return bool(getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False))
 
 
 def _transformers_models(model: Any) -> list[Any]:
