@@ -29,6 +29,11 @@ class TextBatches:
     Attributes:
         repeated: The number of texts so far that were left out, as they are equal to an earlier one.
         checksums: One number per batch, which tells whether two processes are given the same.
+
+    Raises:
+        TypeError: As for `token_batches`, batches that are not mappings of token ids, or options of the wrong type.
+        ValueError: As for `token_batches`, options that are too small, text longer than the model's positions, special
+            tokens that nothing identifies, or padding without a mask.
     """
 
     def __init__(

@@ -50,7 +50,6 @@ def text_sums(model: SequenceModel, batches: TextBatches, layers: Sequence[int] 
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
     sums.add_processes()
-    sums.repeated = batches.repeated
     return sums
 
 
@@ -58,7 +57,7 @@ class TextSums:
     """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
 
     def __init__(self, layers: tuple[int, ...], other_layers: Mapping[int, str], heads: int) -> None:
-        self.layers, self.other_layers, self.texts, self.repeated = layers, other_layers, 0, 0
+        self.layers, self.other_layers, self.texts = layers, other_layers, 0
         self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
         # on the CPU, as not every accelerator has float64
         self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64, device="cpu")

@@ -202,7 +202,7 @@ def text_average(
         visible,
         special_tokens=special_tokens or model.content is not None,  # all tokens of images, sound and series count
         texts=sums.texts,
-        repeated=sums.repeated,
+        repeated=batches.repeated,
         left_out=first if last + 1 == length else 0,
     )
     return TextAverage(
