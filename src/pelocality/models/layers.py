@@ -109,14 +109,13 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
-    seen: list[Attention] = []  # without their numbers
-    first: list[Attention] = []
+    seen: list[Attention] = []
 
     def note(attention: Attention) -> None:
-        if not seen:
-            first.append(attention)
-        weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
-        seen.append(attention._replace(weights=weights, visible=visible, shifted=None))
+        if seen:  # only the first one is kept with its numbers
+            weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
+            attention = attention._replace(weights=weights, visible=visible, shifted=None)
+        seen.append(attention)
 
     model.watch(inputs, note, None if model.adds_tokens else length)
     if not seen and ids is not None and length == 1:
@@ -131,8 +130,8 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         short = "" if model.content is None else ", or inputs= gives too short an input"
         raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows{short}")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
-    weights = first[0].tokens(column)[0]
-    lead = heads_lead(model, inputs, first[0].weights)
+    weights = seen[0].tokens(column)[0]
+    lead = heads_lead(model, inputs, seen[0].weights)
     if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in weights.shape[:-2]:
         _check_keys(model, inputs["input_ids"], weights.shape)
     places = _places(seen, 1 if ids is not None else texts_of(inputs))
