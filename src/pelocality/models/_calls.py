@@ -31,8 +31,7 @@ def _argument_names(module_class: Any) -> tuple[str, ...]:
 
 def hidden_argument(attention: nn.Module) -> str:
     """Return the name of the hidden states among the arguments of an attention module: the first of them."""
-    first: str = argument_names(attention)[0]
-    return first
+    return argument_names(attention)[0]
 
 
 def call_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ NTK).
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from pelocality.encodings._frequencies import by_length, rope_types
 from pelocality.models._restore import restoring
 
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
-_SCALING = "attention_scaling"
 
 
 @contextmanager
@@ -52,16 +50,16 @@ def depend_on_length(model: nn.Module) -> bool:
 def rotations_restorer(model: nn.Module) -> Callable[[], None]:
     """Return the function that gives a model the rotations again that it has now."""
     before = [
-        (module, _cached(module), dict(module._buffers), _copied_frequencies(module))
+        (module, dict(vars(module)), dict(module._buffers), _copied_frequencies(module))
         for module in model.modules()
-        if _cached(module) or any(map(by_length, rope_types(module)))
+        if any(_CACHED in name for name in vars(module)) or any(map(by_length, rope_types(module)))
     ]
 
     def restore() -> None:
-        for module, cached, buffers, frequencies in before:
-            for name in _cached(module).keys() - cached.keys():
+        for module, attributes, buffers, frequencies in before:
+            for name in vars(module).keys() - attributes.keys():
                 del module.__dict__[name]
-            module.__dict__.update(cached)
+            module.__dict__.update(attributes)
             module._buffers.update(buffers)
             for buffer, values in frequencies:
                 if not torch.equal(buffer, values):
@@ -78,12 +76,6 @@ def forget_longest_input(model: nn.Module) -> None:
                 kind = name.removesuffix(_ORIGINAL)  # the type of a layer, where types differ in their rotations
                 module._buffers[f"{kind}{_FREQUENCIES}"] = module._buffers[name]
                 setattr(module, f"{kind}max_{_CACHED}", module.original_max_seq_len)
-
-
-def _cached(module: nn.Module) -> dict[str, Any]:
-    """Return the lengths for which a module has its present frequencies and their scaling, by attribute."""
-    found = {name: value for name, value in vars(module).items() if _CACHED in name}
-    return found | {name: value for name, value in vars(module).items() if found and name.endswith(_SCALING)}
 
 
 def _copied_frequencies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:

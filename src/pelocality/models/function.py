@@ -45,6 +45,9 @@ class AttentionFunction(SequenceModel):
         [1.0]
     """
 
+    adds_tokens = False
+    """The shape of the attention is checked, and recorded attention knows no other ids."""
+
     def __init__(self, function: Callable[[Tensor], Any], vocabulary_size: int, name: str = "") -> None:
         if not callable(function):
             raise TypeError(f"function must take token ids and return attention, got {type(function).__name__}")
@@ -56,11 +59,6 @@ class AttentionFunction(SequenceModel):
     def __str__(self) -> str:
         """Return the name of the class, for errors."""
         return type(self).__name__
-
-    @property
-    def adds_tokens(self) -> bool:
-        """False: the shape of the attention is checked, and recorded attention knows no other ids."""
-        return False
 
     def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
         """Pass the attention of each layer to a callback."""

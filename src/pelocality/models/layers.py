@@ -13,7 +13,7 @@ from torch import Tensor
 from pelocality._distributed import refuse_sharded
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models.observer import Attention, Block
-from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.sequence_model import SequenceModel, map_tensors
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
@@ -109,14 +109,13 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
-    seen: list[Attention] = []  # without their numbers
-    first: list[Attention] = []
+    seen: list[Attention] = []
 
     def note(attention: Attention) -> None:
-        if not seen:
-            first.append(attention)
-        weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
-        seen.append(attention._replace(weights=weights, visible=visible, shifted=None))
+        if seen:  # only the first one is kept with its numbers
+            weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
+            attention = attention._replace(weights=weights, visible=visible, shifted=None)
+        seen.append(attention)
 
     model.watch(inputs, note, None if model.adds_tokens else length)
     if not seen and ids is not None and length == 1:
@@ -131,8 +130,8 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         short = "" if model.content is None else ", or inputs= gives too short an input"
         raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows{short}")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
-    weights = first[0].tokens(column)[0]
-    lead = heads_lead(model, inputs, first[0].weights)
+    weights = seen[0].tokens(column)[0]
+    lead = heads_lead(model, inputs, seen[0].weights)
     if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in weights.shape[:-2]:
         _check_keys(model, inputs["input_ids"], weights.shape)
     places = _places(seen, 1 if ids is not None else texts_of(inputs))
@@ -235,14 +234,12 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
         texts, rest = divmod(weights.numel(), math.prod(shape[1:]))
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
+        visible = visible.expand_as(weights)
         if known.heads_first:
-            weights, visible = (
-                each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible.expand_as(weights))
-            )
-        visible = _visible_to_any_head(visible, weights.shape, known.heads)
-        weights = weights.reshape(shape)
-        weights = weights if batch is None else weights.expand(batch, -1, -1, -1)
-        visible = visible.expand(len(weights), -1, -1)
+            weights, visible = (each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible))
+        weights, visible = weights.reshape(shape), visible.reshape(shape).any(1)
+        if batch is not None:
+            weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
         if mask is not None and known.added:
             raise model.unprobed("its own tokens before the input have no place in an attention_mask")
         _check_rows(model, layer, weights, visible, attention.sink, mask)
@@ -290,15 +287,6 @@ def texts_of(inputs: Any) -> int:
         elif getattr(each, "ndim", 0):
             return len(each)
     return 1
-
-
-def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the inputs of a call with each tensor changed."""
-    if isinstance(inputs, Mapping):
-        return {name: map_tensors(each, change) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(map_tensors(each, change) for each in inputs)
-    return change(inputs) if isinstance(inputs, Tensor) else inputs
 
 
 def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: int, length: int) -> int:
@@ -396,18 +384,6 @@ def _heads(model: SequenceModel, shape: torch.Size, heads_first: bool) -> int:
     if model.content is not None and len(shape) == 4:  # such as (channel, head, n, n)
         return shape[0 if heads_first else 1]
     return math.prod(shape[:-2])
-
-
-def _visible_to_any_head(visible: Tensor, shape: torch.Size, heads: int) -> Tensor:
-    """Return the keys that a query sees in any head, (batch or 1, n, n)."""
-    n = shape[-1]
-    if visible.ndim > 4:
-        visible = visible.broadcast_to(shape).reshape(-1, heads, n, n)
-    visible = visible.broadcast_to(*visible.shape[:-2], n, n)
-    if visible.ndim == 3 and len(visible) > 1:  # batch and heads in one axis
-        visible = visible.reshape(-1, heads, n, n)
-    visible = visible[(None,) * (4 - visible.ndim)]
-    return visible[:, 0] if visible.shape[1] == 1 else visible.any(1)
 
 
 def _check_rows(

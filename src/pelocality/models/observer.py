@@ -10,7 +10,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from pelocality.models._restore import hooked, restoring
+from pelocality.models._restore import changed, hooked, restoring
 
 MASKED = -5e3
 """A key whose logit is at most this is hidden: half of -1e4, the weakest mask that transformers adds.
@@ -100,16 +100,8 @@ class Observer(TorchFunctionMode):
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
         modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
-        fast = torch.backends.mha.get_fastpath_enabled()  # nn.TransformerEncoder has a kernel that no mode can see
-
-        with (
-            hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end),
-            torch.compiler.set_stance("force_eager"),  # compiled code calls no function of torch
-            restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)),
-        ):
-            torch.backends.mha.set_fastpath_enabled(False)
-            with active(self):
-                yield
+        with hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end), plain_torch(), active(self):
+            yield
 
     def enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the block that begins to run."""
@@ -224,6 +216,15 @@ class Observer(TorchFunctionMode):
 
 
 @contextmanager
+def plain_torch() -> Iterator[None]:
+    """Call the functions of torch one by one in a with-statement: no compiled code, and no kernel of whole layers."""
+    fast = torch.backends.mha.get_fastpath_enabled()  # nn.TransformerEncoder has such a kernel
+    with torch.compiler.set_stance("force_eager"), restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)):
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+
+
+@contextmanager
 def active(mode: TorchFunctionMode) -> Iterator[None]:
     """Put a mode into force in a with-statement; an interrupt at its end does not leave the mode in force."""
 
@@ -239,16 +240,10 @@ def active(mode: TorchFunctionMode) -> Iterator[None]:
 @contextmanager
 def unobserved() -> Iterator[None]:
     """Keep what is computed in a with-statement from the observers in force."""
-    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    observers = [mode for mode in stack if isinstance(mode, Observer) and not mode.paused]
-
-    def undo() -> None:
-        for observer in observers:
-            observer.paused = False
-
-    with restoring(undo):
-        for observer in observers:
-            observer.paused = True
+    with ExitStack() as stack:
+        for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+            if isinstance(mode, Observer):
+                stack.enter_context(changed(mode, "paused", True))
         yield
 
 

@@ -107,8 +107,6 @@ class SequenceModel:
         self.module: Any = _bare(model) if own else _transformer(model, found)
         self.family: Any = family_of(self.module)
         self.with_head: Any = found[0] if found else self.module
-        prompts = (each for each in model.modules() if _has_learned_prompt(each))
-        self._prompt = next((type(each).__name__ for each in prompts), "")
 
     @classmethod
     def of(cls, model: Any) -> "SequenceModel":
@@ -119,9 +117,10 @@ class SequenceModel:
             ValueError: As for the class, or a learned prompt (peft), which would be left out.
         """
         found = model if isinstance(model, SequenceModel) else cls(model)
-        if found._prompt:
-            advice = "pass model.get_base_model() to measure the model without it"
-            raise ValueError(f"{found._prompt} has a learned prompt, which would be left out; {advice}")
+        for module in found.given.modules():
+            if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
+                advice = "pass model.get_base_model() to measure the model without it"
+                raise ValueError(f"{type(module).__name__} has a learned prompt, which would be left out; {advice}")
         return found
 
     def __str__(self) -> str:
@@ -396,13 +395,8 @@ class SequenceModel:
 
     def moved(self, inputs: Any) -> Any:
         """Return the inputs of a call on the device of the model, floats in its precision."""
-        if isinstance(inputs, Mapping):
-            return {name: self.moved(each) for name, each in inputs.items()}
-        if isinstance(inputs, tuple | list):
-            return tuple(map(self.moved, inputs))
-        if not isinstance(inputs, Tensor):
-            return inputs
-        return inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+        device, dtype = self.device, self.dtype
+        return map_tensors(inputs, lambda each: each.to(device, dtype if each.is_floating_point() else each.dtype))
 
     @contextmanager
     def observable(self) -> Iterator[None]:
@@ -418,6 +412,15 @@ class SequenceModel:
             for config in hidden:
                 config._attn_implementation = "sdpa" if getattr(self.module, "_supports_sdpa", False) else "eager"
             yield
+
+
+def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the inputs of a call with each tensor changed, lists as tuples."""
+    if isinstance(inputs, Mapping):
+        return {name: map_tensors(each, change) for name, each in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(map_tensors(each, change) for each in inputs)
+    return change(inputs) if isinstance(inputs, Tensor) else inputs
 
 
 def label(name: str, encoding: str | None) -> str:
@@ -494,23 +497,13 @@ def _got(model: Any) -> str:
 def _bare(model: nn.Module) -> nn.Module:
     """Return a module without the wrappers of torch, and a transformers model without its head."""
     inner: Any = model
-    while (name := next((each for each in ("_orig_mod", "module") if _wraps(inner, each)), None)) is not None:
-        inner = getattr(inner, name)
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(inner, parallel) or type(inner).__name__ == "OptimizedModule":  # of torch.compile
+        inner = inner.module if isinstance(inner, parallel) else inner._orig_mod
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
         inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
     module: nn.Module = inner
     return module
-
-
-def _has_learned_prompt(module: nn.Module) -> bool:
-    """Return whether a module is a wrapper of peft that feeds a learned prompt."""
-    return bool(getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False))
-
-
-def _wraps(module: nn.Module, name: str) -> bool:
-    """Return whether a module of torch is a wrapper around its part of this name."""
-    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    return name in module._modules and (parallel or type(module).__name__ == "OptimizedModule")
 
 
 def _transformers_models(model: Any) -> list[Any]:

@@ -231,9 +231,8 @@ class Architecture:
 
     def why_positions_remain(self, base: Any) -> str | None:
         """Return the reason why the model still depends on positions once they are disabled, or None."""
-        if getattr(base.config, "attn_temperature_tuning", False) and 0 in (
-            base.config.no_rope_layers or [0]
-        ):  # Llama 4
+        # Llama 4
+        if getattr(base.config, "attn_temperature_tuning", False) and 0 in (base.config.no_rope_layers or [0]):
             return "queries of layers without RoPE grow with their position (attn_temperature_tuning)"
         return None
 

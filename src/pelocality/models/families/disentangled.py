@@ -80,8 +80,7 @@ class DebertaV2(Deberta):
     span_name = "pos_ebd_size"
     projections = ("query_proj", "key_proj")
 
-    def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return KnownLogits.project(self, module, hidden)
+    project = KnownLogits.project
 
     def scaling(self, module: Any) -> float:
         terms = 1 + ("c2p" in module.pos_att_type) + ("p2c" in module.pos_att_type)

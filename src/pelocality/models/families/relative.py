@@ -75,9 +75,8 @@ class Mpt(Architecture):
 
     def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
         keys = super().keys(attention, call)
-        return (
-            keys if keys.visible is None else keys._replace(visible=~keys.visible)
-        )  # masks of this family are True where hidden
+        # masks of this family are True where hidden
+        return keys if keys.visible is None else keys._replace(visible=~keys.visible)
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attention_mask"] = None

@@ -60,9 +60,8 @@ class Rotary(KnownLogits):
     def _rotated_size(self, module: Any, size: int) -> int:
         """Return how many of the dimensions of a head are rotated."""
         parameters = getattr(module.config, "rope_parameters", None) or {}
-        parameters = parameters.get(
-            getattr(module, "layer_type", None), parameters
-        )  # some families have one by type of layer
+        # some families have one by type of layer
+        parameters = parameters.get(getattr(module, "layer_type", None), parameters)
         rotated = int(size * (parameters.get("partial_rotary_factor") or 1.0))
         return rotated + rotated % 2
 
@@ -187,5 +186,4 @@ class RoFormer(Architecture):
         return torch.cat([torch.zeros_like(sin), torch.ones_like(cos)], dim=-1)
 
 
-_WITH_LOGITS = (Rotary(), Fused(), GptNeoX(), GptOss(), Glm(), Cohere(), ModernBert())
-RECORDS: tuple[Architecture, ...] = (*_WITH_LOGITS, RoFormer())
+RECORDS: tuple[Architecture, ...] = (Rotary(), Fused(), GptNeoX(), GptOss(), Glm(), Cohere(), ModernBert(), RoFormer())

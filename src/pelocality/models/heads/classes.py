@@ -15,8 +15,8 @@ from pelocality.models.heads.weights import weight_scores
 from pelocality.models.layers import attention_layers
 from pelocality.models.logits.content import batches_of
 from pelocality.models.measuring.provenance import Provenance, provenance
+from pelocality.models.measuring.result import interval_of
 from pelocality.models.sequence_model import SequenceModel
-from pelocality.statistics import t_interval
 
 CLASSES = ("previous", "self", "next", "offset", "duplicate", "induction", "sink", "other")
 
@@ -78,8 +78,7 @@ class HeadClasses:
             ValueError: A score that is not in ``per_sample``, or a confidence outside (0, 1).
         """
         check_choice("score", score, self.per_sample)
-        low, high = t_interval(self.per_sample[score], confidence)
-        return torch.from_numpy(low), torch.from_numpy(high)
+        return interval_of(self.per_sample[score], confidence)
 
     def to_frame(self, by: Literal["head", "layer"] = "head") -> pd.DataFrame:
         """Return the numbers as a table.

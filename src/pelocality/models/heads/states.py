@@ -15,11 +15,8 @@ class StateSums:
     def add(self, states: Tensor, included: Tensor) -> None:
         """Add hidden states (layer, batch, n, d) at the included tokens (batch, n)."""
         if not self.counts.numel():
-            self.total, self.squares = (
-                states.new_zeros(len(states), 0, states.shape[-1]),
-                states.new_zeros(len(states), 0),
-            )
-            self.counts = states.new_zeros(0)
+            self.total = states.new_zeros(len(states), 0, states.shape[-1])
+            self.squares, self.counts = states.new_zeros(len(states), 0), states.new_zeros(0)
         more = max(0, included.shape[1] - len(self.counts))
         self.total = torch.nn.functional.pad(self.total, (0, 0, 0, more))
         self.squares, self.counts = (torch.nn.functional.pad(each, (0, more)) for each in (self.squares, self.counts))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from pelocality._checks import count, flag
 from pelocality.models._inference import depend_on_length
 from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
 from pelocality.models.inputs.words import special_ids
@@ -28,6 +29,11 @@ class TextBatches:
     Attributes:
         repeated: The number of texts so far that were left out, as they are equal to an earlier one.
         checksums: One number per batch, which tells whether two processes are given the same.
+
+    Raises:
+        TypeError: As for `token_batches`, batches that are not mappings of token ids, or options of the wrong type.
+        ValueError: As for `token_batches`, options that are too small, text longer than the model's positions, special
+            tokens that nothing identifies, or padding without a mask.
     """
 
     def __init__(
@@ -41,8 +47,10 @@ class TextBatches:
         batch_size: int,
         progress: bool,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.special_tokens, self.without_first, self.progress = special_tokens, without_first, progress
+        self.model, self.tokenizer, self.progress = model, tokenizer, progress
+        self.special_tokens = flag("special_tokens", special_tokens)
+        self.without_first = count("without_first", without_first, least=0)
+        count("batch_size", batch_size)
         self.batches = texts if model.content is not None else token_batches(texts, model, tokenizer, batch_size)
         self.by_length = depend_on_length(model.module)
         self.repeated, self.checksums = 0, list[int]()
@@ -77,10 +85,11 @@ class TextBatches:
         """Return which texts of a batch are not equal to an earlier one, (batch,)."""
         here = {name: each.cpu() for name, each in inputs.items()}
         lengths = here.pop("attention_mask").sum(1).tolist()
-        rows = [
-            [included[row, :n], {name: each[row, :n] for name, each in here.items()}] for row, n in enumerate(lengths)
+        new = [
+            n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
+            for row, n in enumerate(lengths)
         ]
-        return torch.tensor([n > 0 and self._is_new(row) for n, row in zip(lengths, rows, strict=True)], device="cpu")
+        return torch.tensor(new, device="cpu")
 
     def _is_new(self, given: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
@@ -185,12 +194,8 @@ def _positions(
     if batch.get("position_ids") is None:
         return {}
     given = token_tensor("position_ids", batch["position_ids"])
-    rows = given[0] if given.ndim == 3 else given
-    if (
-        given.ndim not in (1, 2, 3)
-        or rows.shape[-1] != ids.shape[1]
-        or (rows.ndim == 2 and len(rows) not in (1, len(ids)))
-    ):
+    rows = given[0] if given.ndim == 3 else given[None] if given.ndim == 1 else given
+    if rows.ndim != 2 or rows.shape[1] != ids.shape[1] or len(rows) not in (1, len(ids)):
         raise ValueError(f"position_ids must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}")
     rows = rows.expand_as(ids).to(ids.device)
     steps = rows.gather(1, order).diff(dim=1)

@@ -64,13 +64,12 @@ def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[di
             f"input_ids holds the padding id {padding} but there is no attention_mask; pass the tokenizer's, or ones "
             "if every id is a token"
         )
-    given = {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
+    given = {"input_ids": ids}
+    given |= {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
     if "token_type_ids" in given:
         _check_token_types(model, given["token_type_ids"])
     model.check_ids(ids)
-    inputs = {
-        name: tensor.reshape(-1, ids.shape[-1]).to(model.device) for name, tensor in {"input_ids": ids, **given}.items()
-    }
+    inputs = {name: tensor.reshape(-1, ids.shape[-1]).to(model.device) for name, tensor in given.items()}
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
 
 

@@ -197,33 +197,29 @@ def _prefix_token(model: SequenceModel, tokenizer: Any, prefix: bool | str | int
 def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
     """Return the token id of a word that was given as text or as an id, in an argument of this name."""
     if isinstance(word, int | np.integer):
-        pieces = [int(word)]
-    else:
-        if tokenizer is None:
-            raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
-        pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]
-        if len(pieces) != 1 or pieces == unknown:
-            count = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
-            raise ValueError(
-                f"{name} contains {word!r}, which is {'unknown' if pieces == unknown else count} to this tokenizer; "
-                "give words of one token, or token ids"
-            )
-    return int(pieces[0])
+        return int(word)
+    if tokenizer is None:
+        raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
+    pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]
+    if len(pieces) != 1 or pieces == unknown:
+        tokens = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
+        raise ValueError(
+            f"{name} contains {word!r}, which is {'unknown' if pieces == unknown else tokens} to this tokenizer; "
+            "give words of one token, or token ids"
+        )
+    return pieces[0]
 
 
 def drawn_words(model: SequenceModel, tokenizer: Any, wanted: int, seed: int) -> list[int]:
     """Return token ids of words, drawn without replacement, each id as likely as any other."""
     size = model.vocabulary
-    order = np.random.default_rng(count("seed", seed, least=0)).permutation(
-        size if tokenizer is None else min(size, len(tokenizer))
-    )
+    known = size if tokenizer is None else min(size, len(tokenizer))
+    order = np.random.default_rng(count("seed", seed, least=0)).permutation(known)
     special = special_ids(model, tokenizer)
     words = (token for token in order.tolist() if token not in special)
     drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), wanted))
     if len(drawn) < wanted:
-        sizes = (
-            "" if tokenizer is None else f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})"
-        )
+        sizes = f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})" if tokenizer else ""
         raise ValueError(
             f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; "
             f"{f'ask for fewer (words={len(drawn)}), or ' if drawn else ''}give them as words=[...]"

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pelocality._checks import count, flag
 from pelocality._toeplitz import diagonals
 from pelocality.models._weights import loaded
 from pelocality.models.inputs.batches import TextBatches
@@ -121,9 +120,6 @@ def by_layer(
 
 def batches_of(model: SequenceModel, texts: Iterable[Any], tokenizer: Any, **options: Any) -> TextBatches:
     """Return the batches of texts, for options as of `text_average`; refuse a model that does not read token ids."""
-    flag("special_tokens", options["special_tokens"])
-    count("without_first", options["without_first"], least=0)
-    count("batch_size", options["batch_size"])
     if model.content is not None:
         raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
     return TextBatches(model, texts, tokenizer, **options)

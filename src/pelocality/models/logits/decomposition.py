@@ -124,7 +124,11 @@ def decompose(
     """
     model = SequenceModel.of(model)
     family, base = known_logits(model), model.module
-    inputs, real = _read(model, input_ids, attention_mask, token_type_ids)
+    inputs, real = token_batch(model, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+    if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
+        raise ValueError(
+            "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
+        )
     single = torch.as_tensor(input_ids).ndim == 1
     sequences, n = real.shape
     model.check_length(n)
@@ -170,18 +174,6 @@ def decompose(
         splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
         caps=tuple(family.cap(modules[layer]) for layer in chosen),
     )
-
-
-def _read(
-    model: SequenceModel, input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the inputs on the model's device and which tokens are not padding, (batch, n) each."""
-    inputs, real = token_batch(model, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-    if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
-        raise ValueError(
-            "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
-        )
-    return inputs, real
 
 
 def _table_part(model: SequenceModel, module: Any, share: Tensor) -> QueriesAndKeys:

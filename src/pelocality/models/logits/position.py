@@ -23,9 +23,8 @@ from pelocality.models.logits.terms import (
     position_parts,
     queries_and_keys,
 )
-from pelocality.models.measuring.result import metric_of
+from pelocality.models.measuring.result import interval_of, metric_of
 from pelocality.models.sequence_model import SequenceModel
-from pelocality.statistics import t_interval
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
 Method = Literal["exact", "texts", "words"]
@@ -125,15 +124,13 @@ class PositionalLogits:
             raise ValueError(f"metric must be the name of a metric of pelocality.metrics, got {metric!r}")
         n, whole = len(content.tokens), self._measured(function, content)
         values = [n * whole - (n - 1) * self._measured(function, content.without(s)) for s in range(n) if n > 1]
-        low, high = t_interval(torch.stack(values or [whole]).cpu(), confidence)
-        return torch.from_numpy(low), torch.from_numpy(high)
+        return interval_of(torch.stack(values or [whole]).cpu(), confidence)
 
     def _measured(self, function: Callable[..., Tensor], content: Content) -> Tensor:
         """Return a metric of the attention of some of the texts or words, (layer, head)."""
         found = []
-        for logits, cap, seen in zip(
-            _logits(self._by_distance, content, self.method), self.caps, self.visible_distances, strict=True
-        ):
+        by_layer = _logits(self._by_distance, content, self.method)
+        for logits, cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
             matrices = capped(toeplitz(logits, self.length)[None], [cap])[0]
             found.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
         return torch.stack(found)
@@ -285,12 +282,11 @@ def positional_logits(
             for place, logits in enumerate(_logits(by_distance, content, method)):
                 relative = logits.new_empty(len(chosen), *logits.shape) if relative is None else relative
                 relative[place] = logits
+    visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen])
     return PositionalLogits(
         relative=relative,
         layers=chosen,
-        visible_distances=torch.stack([family.visible_distances(base, modules[i], length) for i in chosen]).to(
-            model.device
-        ),
+        visible_distances=visible.to(model.device),
         method=method,
         caps=tuple(family.cap(modules[layer]) for layer in chosen),
         table=matrix,

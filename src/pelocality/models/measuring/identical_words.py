@@ -1,5 +1,6 @@
 """Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -116,7 +117,7 @@ def positional_attention(
         sums = WordSums(requested, any(known.sinks), positions, len(probe.names), places)
         starts = range(0, len(probe.names), size)[rank::processes]  # empty: the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
-            add = sums.from_word(start, mean=model.content is not None)
+            add = functools.partial(sums.add, start, model.content is not None)
             observe_layers(model, known, requested, probe.inputs(start, size), add)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     sums.add_processes(counts=bool(starts))

@@ -13,17 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pelocality._checks import count
 from pelocality.models._inference import inference
-from pelocality.models._restore import changed, hooked, restoring
+from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import token_embeddings
 from pelocality.models.function import AttentionFunction
 from pelocality.models.inputs.batches import bytes_of
-from pelocality.models.layers import map_tensors, texts_of
+from pelocality.models.layers import texts_of
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text_averages import TextAverage, text_average
-from pelocality.models.observer import Attention, Block, blocks_of
-from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference
+from pelocality.models.observer import Attention, Block, blocks_of, plain_torch
+from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference, map_tensors
 
 _AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
 _STEPS = (1e-3, 1e-4)  # steps of finite differences, relative to the embeddings: large ones may route tokens otherwise
@@ -47,6 +47,9 @@ class Influence(SequenceModel):
         ValueError: As for `SequenceModel`, or directions or a seed that are too small.
     """
 
+    adds_tokens = False
+    """The number of positions is checked."""
+
     def __init__(self, model: nn.Module | SequenceModel, directions: int = 2, seed: int = 0) -> None:
         found = SequenceModel.of(model)
         if isinstance(found, AttentionFunction):
@@ -54,11 +57,6 @@ class Influence(SequenceModel):
         vars(self).update(vars(found))
         self.directions, self.seed = count("directions", directions), count("seed", seed, least=0)
         self._compared = False  # with finite differences
-
-    @property
-    def adds_tokens(self) -> bool:
-        """False: the number of positions is checked."""
-        return False
 
     def why_not_measured(self) -> str | None:
         """Return None: no attention is needed."""
@@ -396,32 +394,17 @@ def _texts(inputs: Any) -> Iterator[Any]:
 @contextmanager
 def _differentiable(module: nn.Module) -> Iterator[None]:
     """Switch kernels that have no derivative in forward mode to those that have one, in a with-statement."""
-    configs = [(config, config._experts_implementation) for config in configurations(module) if _has_experts(config)]
     rescaled: list[Any] = [each for each in module.modules() if getattr(each, "layers_are_rescaled", None) is False]
-    fast = torch.backends.mha.get_fastpath_enabled()
-
-    def undo() -> None:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for config, implementation in configs:
-            config._experts_implementation = implementation
-        for module in rescaled:
-            module.layers_are_rescaled = False
-
     with ExitStack() as stack:
-        stack.enter_context(restoring(undo))
-        torch.backends.mha.set_fastpath_enabled(False)
-        for config, _ in configs:
-            config._experts_implementation = "eager"
+        for config in reversed(configurations(module)):  # setting an outer one also sets those inside
+            if getattr(config, "_experts_implementation", None) is not None:
+                stack.enter_context(changed(config, "_experts_implementation", "eager"))
         for each in rescaled:  # RWKV would divide its weights
+            stack.enter_context(changed(each, "layers_are_rescaled", False))
             stack.enter_context(changed(each.config, "rescale_every", 0))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(plain_torch())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
-
-
-def _has_experts(config: Any) -> bool:
-    """Return whether a configuration names a kernel of mixtures of experts other than plain torch."""
-    return getattr(config, "_experts_implementation", None) not in (None, "eager")
 
 
 def _reason(error: Exception) -> str:

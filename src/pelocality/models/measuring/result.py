@@ -135,7 +135,7 @@ class AveragedAttention(DisplayMixin):
         if metric not in self.per_sample:
             known = ", ".join(self.per_sample) or "none: there are no numbers of each text, read metric_of_mean"
             raise ValueError(f"metric must be one of {known}, got {metric!r}")
-        return _interval(self.per_sample[metric], confidence)
+        return interval_of(self.per_sample[metric], confidence)
 
     def to_frame(
         self,
@@ -174,7 +174,7 @@ class AveragedAttention(DisplayMixin):
             if given is None and name in self.per_sample:
                 samples = self.per_sample[name]
                 samples = samples.mean(-1) if by == "layer" else samples
-                low, high = _interval(samples, confidence)
+                low, high = interval_of(samples, confidence)
                 columns |= {name: samples.mean(0), f"{name}_low": low, f"{name}_high": high}
             of_mean = self._of_mean(name, given)
             if of_mean is not None:
@@ -346,7 +346,7 @@ def metric_of(name: str) -> Callable[..., Tensor] | None:
     return function if takes_attention else None
 
 
-def _interval(samples: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the t interval of the mean over the first axis."""
+def interval_of(samples: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
+    """Return the ends of the t interval of the mean over the first axis, on the CPU."""
     low, high = t_interval(samples, confidence)
     return torch.from_numpy(low), torch.from_numpy(high)

@@ -1,153 +1,64 @@
-"""One pass over tokenised text: its batches, and sums of the attention over sentences."""
+"""One pass over tokenised text: sums of the attention over sentences, and the metrics of each."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, gathered, rank_and_size, summed
 from pelocality.models.inputs.batches import TextBatches
-from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
+from pelocality.models.inputs.tokens import runs_of_tokens
+from pelocality.models.layers import AttentionLayers, Use, attention_layers, observe_layers
+from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
+
+FEWEST = 3
+"""Tokens of a text that has a symmetry."""
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
-def text_sums(
-    model: SequenceModel,
-    texts: Iterable[Any],
-    layers: Sequence[int] | None,
-    measure: Callable[[int, TextLayer], None],
-    *,
-    tokenizer: Any,
-    length: int,
-    special_tokens: bool,
-    without_first: int,
-    batch_size: int,
-    progress: bool,
-) -> TextSums:
+def text_sums(model: SequenceModel, batches: TextBatches, layers: Sequence[int] | None, length: int) -> "TextSums":
     """Return the sums over the first ``length`` tokens of all texts, of the processes together.
 
     Every process reads every batch, and runs the first one to find the layers that attend.
 
     Args:
         model: The model.
-        texts: Strings, tokenised batches, or batches of what a model without token ids reads.
+        batches: Its texts.
         layers: Layers to add, by their index in the model; None: all that have attention.
-        measure: Called with the number of a batch and what was added of it, for each layer.
-        tokenizer: Reads strings, and identifies special tokens.
         length: The largest m.
-        special_tokens: Whether special tokens are included.
-        without_first: How many of the included tokens of each text to leave out.
-        batch_size: Strings of a batch.
-        progress: Whether to show a progress bar.
 
     Raises:
-        TypeError: As for `token_batches`, or batches that are not mappings of token ids.
-        ValueError: As for `token_batches`, text longer than the model's positions, special tokens that nothing
-            identifies, padding without a mask, or no text.
+        TypeError: As for `TextBatches`.
+        ValueError: As for `TextBatches`, or no text.
     """
-    flag("special_tokens", special_tokens)
-    count("without_first", without_first, least=0)
-    count("batch_size", batch_size)
     sums: TextSums | None = None
-    known: AttentionLayers | None = None
-    measured = 0
     rank, size = rank_and_size()
-    batches = TextBatches(
-        model,
-        texts,
-        tokenizer,
-        special_tokens=special_tokens,
-        without_first=without_first,
-        batch_size=batch_size,
-        progress=progress,
-    )
     with failing_together() as must_agree:
         for number, (inputs, included) in enumerate(batches):
-            if known is None or sums is None:
+            if sums is None:
                 known = attention_layers(model, inputs)
-                requested = known.requested(layers)
-                sums = TextSums(requested, known.others, known.heads)
+                sums = TextSums(known.requested(layers), known.others, known.heads)
             if number % size == rank:  # others are measured by other processes
-                first, included = known.before + without_first, None if included is None else included[:, :length]
-                reader = _Reader(sums, any(known.sinks), included, first, length, measure, number)
-                observe_layers(model, known, sums.layers, inputs, reader)
-                measured += reader.texts
+                included = None if included is None else included[:, :length]
+                first = known.before + batches.without_first
+                use = _reader(sums, model, known, number, included, slice(first, first + length))
+                observe_layers(model, known, sums.layers, inputs, use)
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-    sums.add_processes(max(gathered([sums.length])), measured)
-    sums.repeated = batches.repeated
+    sums.add_processes()
     return sums
-
-
-class _Reader:
-    """Adds a batch to the sums, layer by layer.
-
-    Attributes:
-        texts: The number of texts of the batch that were measured.
-    """
-
-    def __init__(
-        self,
-        sums: TextSums,
-        sinks: bool,
-        included: Tensor | None,
-        first: int,
-        length: int,
-        measure: Callable[[int, TextLayer], None],
-        number: int,
-    ) -> None:
-        self.sums, self.sinks, self.included, self.number = sums, sinks, included, number
-        self.first, self.length, self.measure, self.texts = first, length, measure, 0
-
-    def __call__(self, place: int, weights: Tensor, visible: Tensor) -> None:
-        """Add the attention (batch, head, n, n) of a layer between the included tokens (batch, m), m <= n."""
-        included = self.included
-        if included is None:  # all that attends to itself, without the tokens that the model adds before
-            shown = visible.diagonal(dim1=-2, dim2=-1).cpu()
-            behind = torch.arange(shown.shape[1], device="cpu") >= self.first
-            included = (shown & behind)[:, : self.first + self.length]
-        self.texts = int(included.any(1).sum())
-        m = included.shape[1]
-        pairs = included[:, :, None] & included[:, None, :] & visible[:, :m, :m].cpu()
-        attention = self.sums.add(place, weights, pairs)
-        self.measure(self.number, TextLayer(place, weights, included, pairs, attention, self.sinks))
-
-
-@dataclass(frozen=True)
-class TextLayer:
-    """The attention of a batch of texts in one layer.
-
-    Attributes:
-        place: The index of the layer among the requested ones.
-        weights: What the model computed, (batch, head, n, n).
-        included: Which of the first m <= n tokens are included, (batch, m).
-        pairs: Which pairs of included tokens are visible, (batch, m, m).
-        attention: The weights of those pairs, rows renormalised; 0 elsewhere, (batch, head, m, m), float64, on the CPU.
-        sinks: Whether layers of the model have a learned sink.
-    """
-
-    place: int
-    weights: Tensor
-    included: Tensor
-    pairs: Tensor
-    attention: Tensor
-    sinks: bool
 
 
 class TextSums:
     """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
 
     def __init__(self, layers: tuple[int, ...], other_layers: Mapping[int, str], heads: int) -> None:
-        self.layers, self.other_layers, self.texts, self.repeated = layers, other_layers, 0, 0
+        self.layers, self.other_layers, self.texts = layers, other_layers, 0
+        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
         # on the CPU, as not every accelerator has float64
         self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64, device="cpu")
         self.squares = torch.zeros_like(self.total)
@@ -172,11 +83,11 @@ class TextSums:
         if more:
             self._change(lambda sums: nn.functional.pad(sums, (0, more, 0, more)))
 
-    def add_processes(self, length: int, texts: int) -> None:
-        """Add the sums of all other processes, up to the longest text of all, and set the number of texts of all."""
-        self._grow(length)
+    def add_processes(self) -> None:
+        """Add the sums and the number of texts of all other processes, up to the longest text of all."""
+        self._grow(max(gathered([self.length])))
         self._change(summed)
-        self.texts = sum(gathered([texts]))
+        self.texts = sum(gathered([self.texts]))
 
     def add(self, layer: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.
@@ -186,6 +97,8 @@ class TextSums:
         """
         m = pairs.shape[-1]
         self._grow(m)
+        if layer == 0:  # every layer reads the same texts
+            self.texts += int(pairs.flatten(1).any(1).sum())
         included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
         mass = included.sum(-1, keepdim=True)
         keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
@@ -209,3 +122,63 @@ class TextSums:
         error = torch.where(enough, error, 0.0).sum((-2, -1))
         squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
         return torch.where(squares > rounding, 1 - error / squares, torch.nan)
+
+
+def _reader(
+    sums: TextSums, model: SequenceModel, known: AttentionLayers, number: int, included: Tensor | None, tokens: slice
+) -> Use:
+    """Return a function that adds a layer of a batch of texts, and measures each of them.
+
+    Args:
+        sums: What it adds to.
+        model: The model.
+        known: Its layers.
+        number: The number of the batch.
+        included: Which of its first m tokens are included, (batch, m); None for a model without token ids.
+        tokens: The tokens of such a model that are included if they attend to themselves.
+    """
+
+    def add(place: int, weights: Tensor, visible: Tensor) -> None:
+        if included is None:  # without the tokens that the model adds before
+            shown = visible.diagonal(dim1=-2, dim2=-1).cpu()
+            behind = torch.arange(shown.shape[1], device="cpu") >= tokens.start
+            chosen = (shown & behind)[:, : tokens.stop]
+        else:
+            chosen = included
+        m = chosen.shape[1]
+        pairs = chosen[:, :, None] & chosen[:, None, :] & visible[:, :m, :m].cpu()
+        attention = sums.add(place, weights, pairs)
+        if bool((runs_of_tokens(chosen) > 1).any()):  # between which distances are not known
+            advice = "pass its parts one by one, or include them with special_tokens=True"
+            raise ValueError(f"a text has special tokens between its words; {advice}")
+        measured = chosen.sum(1) >= FEWEST
+        if bool(measured.any()):
+            # positions are of the tokens that are measured, from the first one on
+            first, *_, last = chosen.any(0).nonzero().flatten().tolist()
+            positions = model.positions_of(last + 1 - first)
+            part = slice(0, None) if positions is None else slice(first, last + 1)
+            rows, kept = weights[measured.to(weights.device)], chosen[measured]
+            values = sample_metrics(
+                attention[measured][..., part, part], pairs[measured][:, part, part], kept[:, part], positions
+            )
+            values |= _shares(rows, kept, any(known.sinks), on_line=positions is None)
+            sums.per_text.setdefault(number, {})[place] = values
+
+    return add
+
+
+def _shares(weights: Tensor, included: Tensor, sinks: bool, *, on_line: bool) -> dict[str, Tensor]:
+    """Return what the rows of included tokens give to tokens that are left out and to learned sinks, (text, head)."""
+    m = included.shape[1]
+    rows = weights[..., :m, :].cpu().double()
+    queries = included[:, None] / included.sum(1)[:, None, None]
+    total = (rows.sum(-1) * queries).sum(-1)
+    kept = (rows[..., :m] * included[:, None, None]).sum(-1)
+    values = {"cut_share": total - (kept * queries).sum(-1)}
+    if sinks:
+        values["learned_sink"] = 1 - total
+    if sinks and on_line:
+        cropped = [row[None, :, tokens][..., tokens] for row, tokens in zip(rows[..., :m], included, strict=True)]
+        as_they_are = [metrics_with_sink(each) for each in cropped]
+        values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
+    return values

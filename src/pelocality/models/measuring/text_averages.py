@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
-from pelocality.models.inputs.tokens import runs_of_tokens
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
-from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics, stacked
-from pelocality.models.measuring.text import TextLayer, text_sums
+from pelocality.models.measuring.samples import stacked
+from pelocality.models.measuring.text import FEWEST, text_sums
 from pelocality.models.sequence_model import SequenceModel
 
-_FEWEST = 3  # tokens of a text that has a symmetry
 _FEW = 10  # texts of which a head that ignores position has a share below -0.1
 _SINK = 0.3  # attention above uniform, from which on a first token is a sink
 
@@ -173,43 +172,21 @@ def text_average(
         (torch.Size([2, 2, 7, 7]), torch.Size([2, 2]), torch.Size([3, 2, 2]))
     """
     model = SequenceModel.of(model)
-    count("length", length, least=_FEWEST)
-    per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
-
-    def measure(number: int, layer: TextLayer) -> None:
-        included = layer.included
-        if bool((runs_of_tokens(included) > 1).any()):  # between which distances are not known
-            advice = "pass its parts one by one, or include them with special_tokens=True"
-            raise ValueError(f"a text has special tokens between its words; {advice}")
-        measured = included.sum(1) >= _FEWEST
-        if bool(measured.any()):
-            # positions are of the tokens that are measured, from the first one on
-            tokens = included.any(0).nonzero()
-            first, stop = int(tokens[0]), int(tokens[-1]) + 1
-            positions = model.positions_of(stop - first)
-            part = slice(0, None) if positions is None else slice(first, stop)
-            attention, pairs = layer.attention[measured][..., part, part], layer.pairs[measured][:, part, part]
-            values = sample_metrics(attention, pairs, included[measured][:, part], positions)
-            weights = layer.weights[measured.to(layer.weights.device)]
-            values |= _shares(weights, included[measured], layer.sinks, on_line=positions is None)
-            per_text.setdefault(number, {})[layer.place] = values
-
-    sums = text_sums(
+    count("length", length, least=FEWEST)
+    batches = TextBatches(
         model,
         texts,
-        layers,
-        measure,
-        tokenizer=tokenizer,
-        length=length,
+        tokenizer,
         special_tokens=special_tokens,
         without_first=without_first,
         batch_size=batch_size,
         progress=progress,
     )
-    per_sample = stacked(per_text)
+    sums = text_sums(model, batches, layers, length)
+    per_sample = stacked(sums.per_text)
     if not per_sample:
         chosen = f"length={length} and without_first={without_first}"
-        raise ValueError(f"with {chosen} no text has {_FEWEST} tokens to measure; change these or pass longer texts")
+        raise ValueError(f"with {chosen} no text has {FEWEST} tokens to measure; change these or pass longer texts")
     counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)
@@ -225,7 +202,7 @@ def text_average(
         visible,
         special_tokens=special_tokens or model.content is not None,  # all tokens of images, sound and series count
         texts=sums.texts,
-        repeated=sums.repeated,
+        repeated=batches.repeated,
         left_out=first if last + 1 == length else 0,
     )
     return TextAverage(
@@ -239,20 +216,3 @@ def text_average(
         counts=counts[part],
         positions=model.positions_of(last + 1 - first),
     )
-
-
-def _shares(weights: Tensor, included: Tensor, sinks: bool, *, on_line: bool) -> dict[str, Tensor]:
-    """Return what the rows of included tokens give to tokens that are left out and to learned sinks, (text, head)."""
-    m = included.shape[1]
-    rows = weights[..., :m, :].cpu().double()
-    queries = included[:, None] / included.sum(1)[:, None, None]
-    total = (rows.sum(-1) * queries).sum(-1)
-    kept = (rows[..., :m] * included[:, None, None]).sum(-1)
-    values = {"cut_share": total - (kept * queries).sum(-1)}
-    if sinks:
-        values["learned_sink"] = 1 - total
-    if sinks and on_line:
-        cropped = [row[None, :, tokens][..., tokens] for row, tokens in zip(rows[..., :m], included, strict=True)]
-        as_they_are = [metrics_with_sink(each) for each in cropped]
-        values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
-    return values

@@ -1,6 +1,6 @@
 """Sums of attention over words, and the metrics of each word."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,18 +33,10 @@ class WordSums:
             self.per_word = {name: values for name, values in self.per_word.items() if name not in CAUSAL}
         self.per_word = {name: summed(values) for name, values in self.per_word.items()}
 
-    def from_word(self, start: int, *, mean: bool) -> Callable[[int, Tensor, Tensor], None]:
-        """Return a function that adds the words from ``start`` on in one layer, or their mean."""
-
-        def add(place: int, weights: Tensor, visible: Tensor) -> None:
-            if mean:
-                weights, visible = weights.mean(0, keepdim=True), visible.any(0, keepdim=True)
-            self._add(start, place, weights, visible)
-
-        return add
-
-    def _add(self, start: int, place: int, weights: Tensor, visible: Tensor) -> None:
-        """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n)."""
+    def add(self, start: int, mean: bool, place: int, weights: Tensor, visible: Tensor) -> None:
+        """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n), or their mean."""
+        if mean:
+            weights, visible = weights.mean(0, keepdim=True), visible.any(0, keepdim=True)
         part = self.positions
         half = weights.dtype not in (torch.float32, torch.float64)
         given = (weights.float() if half else weights)[..., part, :]
