@@ -1,7 +1,9 @@
 """Settings for all tests. ``WEIGHTS_OFFSET=24 pytest`` runs them with weights 24 bytes past a 64-byte boundary."""
 
 import gc
+import importlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from tests.families import OFFSET, misaligned
 
 # importing these changes the process for good: `test_another_device.py` gives them one of their own
 collect_ignore = ["another_device.py", "pretended_device.py"]
+
+with suppress(ImportError):  # torch's compiler imports setuptools, which must come before Python's own distutils
+    importlib.import_module("setuptools")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
