@@ -114,6 +114,7 @@ STUDIES = {
 PUBLISHED = (
     ("encodings", "hand_made_encodings", "hand_made_encodings.csv"),
     ("pretrained", "real_models", "real_models.csv"),
+    ("training", "positions_in_training", "positions_in_training.csv"),
     ("training", "positions_in_training", "positions_of_families/*.csv"),
     ("training", "encoding_grid", "encoding_grid.csv"),
     ("decoders", "order_without_positions", "order_without_positions.csv"),
