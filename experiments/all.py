@@ -142,8 +142,7 @@ PUBLISHED = (
     ("stability", "stability", "stability.csv"),
     ("dependencies", "dependency_heads", "dependency_heads.csv"),
     ("role_swaps", "role_swap_rounds", "role_swap_rounds.csv"),
-    ("shuffles", "shuffle_swap_snli", "shuffles_minilm.csv"),
-    ("shuffles", "shuffle_swap_snli", "shuffles_mpnet.csv"),
+    ("shuffles", "shuffle_swap_snli", "shuffles_*.csv"),
 )
 WITHOUT_FILES = ("simulated_statistics",)  # print, and write nothing
 

@@ -34,6 +34,7 @@ from itertools import islice
 from pathlib import Path
 
 import datasets
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -68,6 +69,7 @@ from pelocality.statistics import mean_over_groups
 
 SIZES = (3, 4, 5, 6)
 HELD_OUT = 1000
+NAMES = {"minilm": "MiniLM", "mpnet": "MPNet"}  # of models, by the name of a file of answers
 
 
 def training_pairs(paths, corpus, limit):
@@ -189,7 +191,7 @@ def over_pairs(table):
     }
 
     def points(change, premises, most):
-        return f"{percent(mean_over_groups(change, premises, least=-most, most=most)):+.1f}"
+        return percent(mean_over_groups(change, premises, least=-most, most=most))
 
     rows = []
     for side in table["side"].unique():
@@ -203,7 +205,29 @@ def over_pairs(table):
                 row["windows"] = points(windows["change"], windows["premise"], 1)
                 row["minus windows"] = points(found["change"] - windows["change"], found["premise"], 2)
             rows.append(row)
-    return pd.DataFrame(rows).fillna("")
+    return pd.DataFrame(rows)
+
+
+def figure(changes):
+    """Plot the change of accuracy by each shuffle of two sides, a row of panels for each model; bars over pairs."""
+    sides = list(dict.fromkeys(side for found in changes.values() for side in found["side"]))
+    size = {"figsize": (4.5 * len(sides), 0.6 + 2.6 * len(changes)), "layout": "constrained"}
+    fig, axes = plt.subplots(len(changes), len(sides), sharey=True, squeeze=False, **size)
+    marks = {"change, points": ("constituents, or all words", "o"), "windows": ("windows of as many words", "s")}
+    for row, (model, found) in zip(axes, changes.items(), strict=True):
+        for ax, side in zip(row, sides, strict=True):
+            shuffles = found[(found["side"] == side) & (found["probe"] != "Sh-SR")].reset_index(drop=True)
+            for shift, (column, (label, marker)) in zip((-0.1, 0.1), marks.items(), strict=True):
+                drawn = shuffles[column].dropna() if column in shuffles else pd.Series()
+                values = [each.value for each in drawn]
+                bars = [[each.value - each.low for each in drawn], [each.high - each.value for each in drawn]]
+                ax.errorbar(drawn.index + shift, values, bars, fmt=marker, mec="white", label=label)
+            ax.axhline(0, color="0.7", ls="--", lw=0.8, zorder=0)
+            ax.margins(x=0.1)
+            ax.set(title=f"{model}, {side} shuffled", xticks=shuffles.index, xticklabels=shuffles["probe"])
+        row[0].set_ylabel("change of accuracy, points")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+    return fig
 
 
 def main() -> None:
@@ -225,10 +249,11 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=64, help="identical words to average over")
     parser.add_argument("--output", type=Path, default=Path("outputs/snli"), help="folder for models and tables")
     parser.add_argument("--smoke", action="store_true", help="one seed, few pairs, one epoch: to see it run")
-    parser.add_argument("--results", type=Path, help="print the tables of these answers again, and run nothing")
+    again = "print the tables of these answers again, a file for each model, and run nothing"
+    parser.add_argument("--results", type=Path, nargs="+", help=again)
     arguments = parser.parse_args()
     if arguments.results:
-        print_tables(pd.read_csv(arguments.results, keep_default_na=False, na_values=[""]), arguments.swap_label)
+        show(arguments.results, arguments)
         return
     if arguments.smoke:
         arguments.seeds, arguments.pairs, arguments.limit, arguments.epochs, arguments.words = [0], 40, 32, 1, 2
@@ -258,15 +283,25 @@ def main() -> None:
         table = paper_table({name: of_side}, **metrics)
         print(f"{'runs (Student)' if len(arguments.seeds) > 1 else 'pairs'}\n{table.to_markdown()}\n")
         (arguments.output / f"table_{side}.tex").write_text(table.to_latex() + "\n")
-    answers = letters(found)
-    answers.to_csv(arguments.output / "answers.csv", index=False)
-    print_tables(answers, arguments.swap_label)
+    file = arguments.output / "answers.csv"
+    letters(found).to_csv(file, index=False)
+    show([file], arguments)
 
 
-def print_tables(answers, swap_label):
-    """Print the changes by seed, and over pairs."""
-    table = accuracies(answers, swap_label)
-    print(f"{markdown(by_seed(table))}\n\n{markdown(over_pairs(table))}")
+def show(files, arguments):
+    """Print the changes by seed and over pairs for each file of answers, and save their figure."""
+    plt.switch_backend("agg")
+    changes = {}
+    for file in files:
+        answers = pd.read_csv(file, keep_default_na=False, na_values=[""])
+        table = accuracies(answers, arguments.swap_label)
+        model = file.stem.removeprefix("shuffles_")
+        changes[NAMES.get(model, model)] = found = over_pairs(table)
+        numbers = found.columns[found.columns.isin(["change, points", "windows", "minus windows"])]
+        shown = found.assign(**{name: found[name].map("{:+.1f}".format, na_action="ignore") for name in numbers})
+        print(f"{markdown(by_seed(table))}\n\n{markdown(shown.fillna(''))}")
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    figure(changes).savefig(arguments.output / "shuffles.png", dpi=150)
 
 
 if __name__ == "__main__":
