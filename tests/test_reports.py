@@ -152,6 +152,7 @@ def test_models_of_images_states_and_without_attention_have_reports_too():
         ({"texts": []}, ValueError, "texts is empty"),
         ({"words": 0}, ValueError, "words must be at least 1"),
         ({"length": 2}, ValueError, "length must be at least 4"),
+        ({"length": 513}, ValueError, "length=513 is beyond the 512 positions of BertModel"),
         ({"path": "no/such/folder.html"}, FileNotFoundError, "path must be in a folder that exists"),
     ],
 )
@@ -234,6 +235,13 @@ def test_the_committed_atlas_is_of_the_documented_schema():
 # ---- the command
 
 
+@pytest.mark.parametrize("wrong", [["--json", "numbers.txt"], ["-o", "no/such/folder/page.html"]])
+def test_a_wrong_name_of_a_file_is_an_error_before_the_model_runs(wrong, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", "any", *wrong])
+    assert f", got {wrong[1]}" in capsys.readouterr().err
+
+
 def test_help_is_quick():
     code = "import sys; from pelocality.__main__ import _parser; _parser(); print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
@@ -254,10 +262,11 @@ def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path
     assert "must hold a row with the schema" in capsys.readouterr().err
 
 
-def test_a_model_that_does_not_exist_is_an_error_without_a_traceback(tmp_path, capsys):
+def test_a_model_or_a_text_that_does_not_exist_is_an_error_without_a_traceback(tmp_path, capsys):
     pytest.importorskip("plotly")
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "out.html")]) == 1
-    assert capsys.readouterr().err.startswith("pelocality: ")
+    for missing in ([str(tmp_path)], ["any", "--text", str(tmp_path / "text.txt")]):
+        assert main(["report", *missing, "-o", str(tmp_path / "out.html")]) == 1
+        assert capsys.readouterr().err.startswith("pelocality: ")
 
 
 # ---- the page

@@ -12,9 +12,12 @@ _MODEL = "a hub name, a local folder or a .gguf file"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit status."""
-    given = _parser().parse_args(arguments)
-    texts = given.text.read_text(encoding="utf-8").splitlines() if given.text else None
-    options = {"texts": texts, "length": given.length, "words": given.words, "seed": given.seed}
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command == "report" and given.json and given.json.suffix != ".json":
+        parser.error(f"--json must name a file that ends in .json, got {given.json}")
+    if not given.output.parent.is_dir():  # before the models run
+        parser.error(f"--output must be in a folder that exists, got {given.output}; create {given.output.parent}")
 
     from transformers.utils import logging
 
@@ -23,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        texts = given.text.read_text(encoding="utf-8").splitlines() if given.text else None
+        options = {"texts": texts, "length": given.length, "words": given.words, "seed": given.seed}
         if given.command == "report":
             result = report(given.model, path=given.output, **options)
             print(

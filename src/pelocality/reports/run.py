@@ -76,7 +76,8 @@ def report(
 
     Raises:
         TypeError: Something that is not a model, or an argument of the wrong type.
-        ValueError: A length or a number of words below what can be measured, or a model that supports no part.
+        ValueError: A length or a number of words below what can be measured, a length beyond the positions of the
+            model, or a model that supports no part.
         OSError: There is no model of this name, or the folder of ``path`` does not exist.
         ImportError: Plotly is not installed, and a page is to be written.
 
@@ -104,6 +105,8 @@ def report(
         tokenizer = its_tokenizer if tokenizer is None else tokenizer
     known = SequenceModel.of(model)
     lines, batches = _texts(texts)
+    if length is not None:
+        known.check_length(length)
     most = known.longest
     n = length or min(_LENGTH, most - 4 if most else _LENGTH)
     subject = Subject(known, tokenizer, lines, batches, n, words, seed)
