@@ -240,13 +240,21 @@ def test_the_mask_is_read_before_logits_are_overwritten(attend):
     assert not measured(attend, causal=False)[0].source.causal
 
 
-def test_a_product_over_the_queries_is_not_attention():
-    def over_queries(query, key, value, visible):
-        weights = weights_of(split(query), split(key), visible)
-        return join(torch.einsum("bhij,bhid->bhjd", weights, split(value)))
+def over_queries(query, key, value, visible):
+    weights = weights_of(split(query), split(key), visible)
+    return join(torch.einsum("bhij,bhid->bhjd", weights, split(value)))
 
+
+def heads_mixed_after_the_softmax(query, key, value, visible):
+    weights = weights_of(split(query), split(key), visible)
+    mixed = torch.einsum("bhij,hg->bgij", weights, torch.full((HEADS, HEADS), 1 / HEADS, dtype=weights.dtype))
+    return join(mixed @ split(value))
+
+
+@pytest.mark.parametrize("attend", [over_queries, heads_mixed_after_the_softmax], ids=lambda f: f.__name__)
+def test_a_product_that_does_not_sum_over_keys_is_not_attention(attend):
     with pytest.raises(ValueError, match="no attention over all its tokens was seen"):
-        measured(over_queries, causal=False)
+        measured(attend, causal=False)
 
 
 # ---- heads one by one
