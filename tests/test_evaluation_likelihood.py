@@ -83,10 +83,32 @@ def test_the_last_layer_of_the_head_reads_one_token_of_each_masked_copy():
     model, read = masked_model(), []
     with _restore.hooked([model.get_output_embeddings()], after=lambda *call: read.append(call[-1].shape)):
         pseudo_log_likelihood(model, masking(), ["a cat", "42 dog"])
-    checked, scored = read  # the check that the model sees both sides reads every token
-    assert checked[:2] == (2, 4)
+    sees_both_sides, whole, alone, scored = read  # the first three are checks
+    assert [each[:2] for each in (sees_both_sides, whole, alone)] == [(2, 4), (1, 4), (1, 1)]
     assert scored[:2] == (4, 1)
     assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda logits: logits - logits.mean(1, keepdim=True),
+        lambda logits: logits.roll(1, 1),
+        lambda logits: logits.reshape(-1, 2, 2, 15).flip(2).flatten(1, 2),  # an error for the logits of one token
+    ],
+    ids=["mean", "neighbour", "shape"],
+)
+def test_logits_that_a_hook_mixes_between_tokens_are_those_of_whole_texts(change):
+    model, tokenizer = masked_model(), masking()
+    with _restore.hooked([model.cls], after=lambda *call: change(call[-1])):
+        found = pseudo_log_likelihood(model, tokenizer, ["a cat"])
+        ids = tokenizer("a cat", return_tensors="pt")["input_ids"]
+        expected = 0.0
+        for place in (1, 2):
+            masked = ids.clone()
+            masked[0, place] = tokenizer.mask_token_id
+            expected += float(model(masked).logits[0, place].log_softmax(-1)[ids[0, place]])
+    assert found.item() == pytest.approx(expected)
 
 
 def test_a_head_that_is_no_layer_computes_the_logits_of_every_token():
@@ -218,10 +240,11 @@ def test_the_batch_size_of_minimal_pairs_is_that_of_the_score_unless_a_partial_s
     model, pairs = causal_model(tokenizer), pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
     whole = evaluate_minimal_pairs(model, tokenizer, pairs, batch_size=4, progress=False)
     assert sizes == {2, 4}  # 2 that show whether the model sees later tokens
+    sizes.clear()
     single = evaluate_minimal_pairs(
         model, tokenizer, pairs, batch_size=4, score=functools.partial(log_likelihood, batch_size=1)
     )
-    assert sizes == {1, 2, 4}
+    assert sizes == {1, 2}
     assert whole.examples["good"].tolist() == pytest.approx(single.examples["good"].tolist())
     own = evaluate_minimal_pairs(model, tokenizer, pairs, score=lambda model, tokenizer, texts: [1.0] * len(texts))
     assert own.ties == 2

@@ -191,6 +191,12 @@ def test_packed_sequences_are_measured_each_by_itself():
             metric(random_attention(total, total), positions=packed)
     with pytest.raises(ValueError, match="measure one sequence at a time"):
         metrics.diagonality(attention, positions=packed)
+    with pytest.raises(ValueError, match="without_first leaves out the first tokens of a row, not"):
+        metrics.locality(attention, positions=packed, without_first=1)
+    one = Positions.packed(range(9))
+    torch.testing.assert_close(
+        metrics.locality(parts[1], positions=one, without_first=1), metrics.locality(parts[1], without_first=1)
+    )
 
 
 def test_packed_causal_sequences_are_adjusted_for_their_own_past():

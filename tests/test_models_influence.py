@@ -106,6 +106,32 @@ def test_a_convolution_is_seen_as_far_as_it_reaches():
     assert result.visible is None  # zero, but not by a causal mask
 
 
+class EmbeddedTwice(nn.Module):
+    """A module that embeds its tokens twice, and other tokens once."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix = nn.Embedding(50, D), nn.Conv1d(D, D, 3, padding=1)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def mixed(self, one, two, other):
+        return self.mix((one * two * (1 + other)).mT).mT.tanh()
+
+    def forward(self, ids):
+        return self.mixed(self.words(ids), self.words(ids), self.words(49 - ids))
+
+
+def test_tokens_that_are_embedded_twice_have_influence_by_both():
+    model, ids = EmbeddedTwice().double(), tokens(1, N) % 50
+    result = of_text(SequenceModel(model, vocabulary_size=50), ids, directions=D)
+    other = model.words(49 - ids).detach()
+    jacobian = torch.autograd.functional.jacobian(lambda e: model.mixed(e, e, other)[0], model.words(ids).detach())
+    expected = jacobian.square().sum((1, 2, 4))
+    torch.testing.assert_close(result.attention[0, 0], expected / expected.sum(-1, keepdim=True))
+
+
 def squared_jacobian(model, ids):
     """Return the squared norms of the Jacobian's blocks (layer, n, n), by reverse mode over all hidden states."""
     embeddings = model.get_input_embeddings()(ids).detach()

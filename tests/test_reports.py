@@ -17,7 +17,7 @@ from pelocality import SequenceModel, compare_models, positional_attention, repo
 from pelocality.__main__ import main
 from pelocality.metrics import sink_rate
 from pelocality.models import identical_patches
-from pelocality.reports import Atlas, Chart, atlas_row, load_model, text_batches
+from pelocality.reports import Atlas, Chart, atlas_row, load_model, order_pairs, text_batches
 from pelocality.reports.atlas import FIELDS, SCHEMA
 from pelocality.reports.figures import figure
 from tests.families import same, state
@@ -151,6 +151,7 @@ def test_models_of_images_states_and_without_attention_have_reports_too():
         ({"texts": "one text"}, TypeError, "texts must be a list of texts"),
         ({"texts": []}, ValueError, "texts is empty"),
         ({"words": 0}, ValueError, "words must be at least 1"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"length": 2}, ValueError, "length must be at least 4"),
         ({"length": 513}, ValueError, "length=513 is beyond the 512 positions of BertModel"),
         ({"path": "no/such/folder.html"}, FileNotFoundError, "path must be in a folder that exists"),
@@ -202,11 +203,19 @@ def test_a_row_holds_means_by_layer_and_is_read_again(made, tmp_path):
     assert compare_models([next(tmp_path.glob("*.json"))]).to_frame()["positions"].tolist() == ["learned"]
 
 
+def test_texts_without_a_sentence_to_shuffle_are_named():
+    with pytest.raises(ValueError, match="texts hold no sentence of four words"):
+        order_pairs(["Hi.", "It rained. All day."])
+
+
 def test_a_row_of_another_schema_is_refused(made, tmp_path):
     for change, message in (({"schema": "pelocality-atlas/0"}, SCHEMA), ({"numbers": 3}, "lacks the fields numbers")):
         (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"]) | change))
         with pytest.raises(ValueError, match=message):
             Atlas.read([tmp_path / "row.json"])
+    made["bert"].save(tmp_path / "report.json")
+    with pytest.raises(ValueError, match=r"report\.json must hold a row .*, got a report; compare --json writes one"):
+        compare_models([tmp_path / "report.json"])
     with pytest.raises(ValueError, match="models is empty"):
         compare_models([])
     with pytest.raises(TypeError, match="models must be a list of models, names or files, got a str"):
@@ -264,9 +273,13 @@ def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path
 
 def test_a_model_or_a_text_that_does_not_exist_is_an_error_without_a_traceback(tmp_path, capsys):
     pytest.importorskip("plotly")
-    for missing in ([str(tmp_path)], ["any", "--text", str(tmp_path / "text.txt")]):
-        assert main(["report", *missing, "-o", str(tmp_path / "out.html")]) == 1
-        assert capsys.readouterr().err.startswith("pelocality: ")
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    texts = [["any", "--text", str(tmp_path / name)] for name in ("text.txt", "latin.txt")]
+    for wrong in ([str(tmp_path)], *texts):
+        assert main(["report", *wrong, "-o", str(tmp_path / "out.html")]) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("pelocality: ")
+        assert wrong[-1] in message
 
 
 # ---- the page

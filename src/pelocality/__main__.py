@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        texts = given.text.read_text(encoding="utf-8").splitlines() if given.text else None
+        texts = _lines(given.text) if given.text else None
         options = {"texts": texts, "length": given.length, "words": given.words, "seed": given.seed}
         if given.command == "report":
             result = report(given.model, path=given.output, **options)
@@ -50,6 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(f"\n{given.output}")
     return 0
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a text.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: The file is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text must name a text in UTF-8, got {path} ({error.reason})") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -170,6 +170,7 @@ def _log_likelihood(
     longest = known.longest
     bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
     checked = False
+    one_by_one: bool | None = None
     with bar, known.inference():
         for chosen in batches_of_equal_length(lengths, batch_size):
             batch = [row_of(index) for index in chosen]
@@ -181,6 +182,9 @@ def _log_likelihood(
                 check(known, tokenizer, ids)
                 checked = True
             single = all(len(places) == 1 for *_, places, _ in batch)
+            if single and len(ids) > 1:
+                one_by_one = _predicts_one_by_one(known, tokenizer, ids) if one_by_one is None else one_by_one
+                single = one_by_one
             at = [places[0] for *_, places, _ in batch] if single else None
             logits = logits_of(known, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
             for (number, _, places, targets), row in zip(batch, logits, strict=True):
@@ -223,6 +227,22 @@ def logits_of(
         wanted = f"the {'model' if tokenizer is None else 'tokenizer'}'s {tokens} tokens, as {LOADERS} does"
         raise ValueError(f"model must predict {wanted}, got {type(model.with_head).__name__}")
     return logits if places is None or logits.shape[1] == 1 else logits[rows, places][:, None]
+
+
+def _predicts_one_by_one(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Return whether the head computes the logits of a token from this token alone, unlike some hooks and own classes.
+
+    Then its last layer may read the state of one token.
+    """
+    place = len(ids) // 2
+    whole = logits_of(model, tokenizer, [ids])[:, place]
+    try:
+        alone = logits_of(model, tokenizer, [ids], [place])[:, 0]
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # it needs the logits of all tokens
+        return False
+    return largest_difference(alone, whole) <= max(ROUNDING, 8 * torch.finfo(whole.dtype).eps)
 
 
 def check_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> None:

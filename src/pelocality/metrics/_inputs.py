@@ -137,6 +137,11 @@ def map_matrices(
     places: Positions | None = options["positions"]
     _check_shape(weights, places, any_shape)
     *leading, m, n = weights.shape
+    if without_first and places is not None and places.sequence is not None and int(places.sequence.max()) > 0:
+        raise ValueError(
+            "without_first leaves out the first tokens of a row, not those of each packed sequence; measure one "
+            "sequence at a time, attention[..., start:stop, start:stop]"
+        )
     if places is not None and places.before:
         without_first = max(count("without_first", without_first, least=0), places.before)
     if (m != n or (places is not None and places.queries is not None)) and (mask is not None or without_first):

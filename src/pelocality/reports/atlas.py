@@ -211,8 +211,9 @@ def compare_models(
 def _checked(row: Any, path: str | Path) -> dict[str, Any]:
     """Return a row, after refusing one of another schema."""
     if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-        given = row.get("schema") if isinstance(row, dict) else type(row).__name__
-        raise ValueError(f"{path} must hold a row with the schema {SCHEMA!r}, got {given!r}; write one with compare")
+        given = repr(row.get("schema")) if isinstance(row, dict) else type(row).__name__
+        given = "a report" if isinstance(row, dict) and "parts" in row else given
+        raise ValueError(f"{path} must hold a row with the schema {SCHEMA!r}, got {given}; compare --json writes one")
     wrong = [name for name, kind in FIELDS.items() if not isinstance(row.get(name), kind)]
     if wrong:
         raise ValueError(f"{path} lacks the fields {', '.join(wrong)} of {SCHEMA!r}, or they are of another type")

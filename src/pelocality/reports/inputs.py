@@ -104,6 +104,9 @@ def order_pairs(lines: Iterable[str], seed: int = 0, number: int = 24) -> dict[s
     Returns:
         Datasets by what was changed: two neighbouring words have changed places, or all words were shuffled.
 
+    Raises:
+        ValueError: No line begins with a sentence of at least four words.
+
     Examples:
         >>> pairs = order_pairs(["The old cat slept all day. It rained."])
         >>> list(pairs), pairs["all words shuffled"][0]["sentence_good"]
@@ -116,6 +119,8 @@ def order_pairs(lines: Iterable[str], seed: int = 0, number: int = 24) -> dict[s
 
     firsts = (line.partition(". ")[0].strip(" .") + "." for line in lines)
     sentences = [text for text in dict.fromkeys(firsts) if len(text.split()) > 3][:number]
+    if not sentences:
+        raise ValueError("texts hold no sentence of four words, whose order could change")
     plain = [plain_sentence(text, uid=str(place)) for place, text in enumerate(sentences)]
     shuffled = random_shuffling(plain, seed=seed, num_proc=1, progress=False)
     draw = random.Random(seed)

@@ -76,8 +76,8 @@ def report(
 
     Raises:
         TypeError: Something that is not a model, or an argument of the wrong type.
-        ValueError: A length or a number of words below what can be measured, a length beyond the positions of the
-            model, or a model that supports no part.
+        ValueError: A length, a number of words or a seed below what can be measured, a length beyond the positions of
+            the model, or a model that supports no part.
         OSError: There is no model of this name, or the folder of ``path`` does not exist.
         ImportError: Plotly is not installed, and a page is to be written.
 
@@ -91,6 +91,7 @@ def report(
         'texts need a tokenizer, or texts= as batches of what the model reads'
     """
     count("words", words)
+    count("seed", seed, least=0)
     if length is not None:
         count("length", length, least=4)
     if path is not None and not Path(path).parent.is_dir():

@@ -290,10 +290,10 @@ class _Places:
     def run(self, model: SequenceModel, inputs: Any, states: Tensor) -> tuple[Tensor, ...]:
         """Return the hidden states of each layer for other embeddings."""
         found: list[Any] = []
-        replaced: list[nn.Module] = []  # the first call of the source alone
+        replaced: list[nn.Module] = []
 
         def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
-            if replaced:
+            if replaced and not (result and _equal(result[0], self.states)):  # the same tokens may be embedded again
                 return None
             replaced.append(module)
             if result:
@@ -313,6 +313,11 @@ class _Places:
             stack.enter_context(hooked(self.outputs, after=note, last=True))
             model.run(inputs)
         return tuple(found)
+
+
+def _equal(one: Any, other: Tensor) -> bool:
+    """Return whether something is a tensor of the same numbers."""
+    return isinstance(one, Tensor) and one.shape == other.shape and torch.equal(one, other)
 
 
 def _derivative(run: _Map, states: Tensor) -> _Map:
