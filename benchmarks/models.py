@@ -1,16 +1,28 @@
 """Time and peak memory of measuring a model, beyond the model itself.
 
-python -m benchmarks.models
+python -m benchmarks.models --repeats 7
 """
 
+import functools
+
+import torch
 import transformers
 
-from benchmarks.measuring import arguments, extra_mebibytes, seconds
+from benchmarks.measuring import arguments, extra_mebibytes, paired, seconds
 from experiments.runs import packaged_model
 from pelocality import positional_attention
 
 LIMIT = 180  # MiB, the result included, at n = 512 with 64 words
+BATCH = 8  # words that a model alone reads at a time
 LONG_LIMIT = 10  # times the attention of one layer, of a long input to twelve layers of which one is returned
+
+
+@torch.no_grad()
+def read(model: torch.nn.Module, length: int, words: int) -> None:
+    """Run a model on as many repeated words as `positional_attention` does, and keep nothing."""
+    for start in range(0, words, BATCH):
+        ids = torch.arange(2000 + start, 2000 + min(start + BATCH, words))[:, None].expand(-1, length)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
 def main() -> None:
@@ -26,6 +38,13 @@ def main() -> None:
     extra = extra_mebibytes(measured)
     print(f"positional_attention of all-MiniLM-L6-v2, n = {length}, {words} words, {seconds(measured):.1f} s,")
     print(f"{extra:.0f} MiB beyond the model, at most {LIMIT} wanted")
+
+    short = min(length, 128)
+    ours = functools.partial(positional_attention, model, tokenizer, short, words=words, progress=False)
+    for implementation in ("eager", "sdpa"):
+        alone = transformers.AutoModel.from_pretrained(packaged_model(), attn_implementation=implementation).eval()
+        _, ratio = paired(ours, functools.partial(read, alone, short, words), options.repeats)
+        print(f"n = {short}, {words} words: {ratio:.2f} times as long as the model alone ({implementation})")
 
     long = 64 if options.smoke else 2048
     sizes = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 12, "num_attention_heads": 12}
