@@ -96,14 +96,16 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
-        self._keys, of_keys = (None, 0.0) if keys is None else _coordinates("keys", keys)
-        self._queries, of_queries = (None, 0.0) if queries is None else _coordinates("queries", queries)
+        given = {name: each for name, each in (("keys", keys), ("queries", queries)) if each is not None}
+        found = {name: _coordinates(name, each) for name, each in given.items()}
+        self._keys, self._queries = (found[name][0] if name in found else None for name in ("keys", "queries"))
         if self._keys is not None and self._queries is not None and self._queries.shape[1] != self._keys.shape[1]:
             axes = f"{self._queries.shape[1]} and {self._keys.shape[1]} coordinates"
             raise ValueError(f"queries and keys must have the same number of coordinates, got {axes}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
-        self.tolerance = max(of_keys, of_queries) if tolerance is None else float(tolerance)
+        rounding = max((each for _, each in found.values()), default=0.0)
+        self.tolerance = rounding if tolerance is None else float(tolerance)
         self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
         if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
             _refuse_packed(self._keys[:, 0])
