@@ -245,7 +245,7 @@ class RotaryEncoding(ContentEncoding):
         queries, keys = check_lengths(query.shape[-2], key.shape[-2])
         visible = self.visible_keys(queries, keys, mask)
         if added is not None:
-            added = cast(added if visible is None else added.masked_fill(~visible, -torch.inf), query.dtype)
+            added = cast(added, query.dtype, visible)
         cos, sin = self.angles(torch.arange(keys, device=query.device))
         rotated_query = self.rotate(query, cos[:, keys - queries :], sin[:, keys - queries :])
         return rotated_query, self.rotate(key, cos, sin), visible if added is None else added
