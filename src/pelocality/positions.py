@@ -107,7 +107,7 @@ class Positions(Configurable):
         rounding = max((each for _, each in found.values()), default=0.0)
         self.tolerance = rounding if tolerance is None else float(tolerance)
         self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
-        if self._keys is not None and self._sequence is None and queries is None and _axes(keys) == 1:
+        if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
             _refuse_packed(self._keys[:, 0])
         self._distances = None if distances is None else _distances(distances)
         if self.before and (self._queries is not None or self.shape[0] != self.shape[1]):
@@ -293,12 +293,8 @@ class Positions(Configurable):
         """
         if self._keys is None:
             return self.rings[1]
-        codes = np.zeros(self.shape, np.int64)
-        for axis in range(self.dimensions):
-            _, index = _levels(self._displacement[..., axis], self.tolerance)
-            codes = np.unique(codes * (index.max() + 1) + index, return_inverse=True)[1].reshape(self.shape)
-        far = np.isinf(self._distance)
-        return _tensor(np.where(far, -1, _levels(np.where(far, np.inf, codes.astype(float)), 0.0)[1]))
+        codes = _numbered(self._displacement, self.tolerance)
+        return _tensor(_levels(np.where(np.isinf(self._distance), np.inf, codes), 0.0)[1])
 
     # ---- places
 
@@ -397,15 +393,7 @@ class Positions(Configurable):
 
     @cached_property
     def _places(self) -> Integers:
-        codes = np.zeros(len(self._y), np.int64) if self._sequence is None else self._sequence
-        for axis in range(self.dimensions):
-            level, index = _levels(self._y[:, axis], self.tolerance)
-            codes = np.unique(codes * len(level) + index, return_inverse=True)[1]
-        return np.unique(codes, return_inverse=True)[1]
-
-
-def _axes(given: Any) -> int:
-    return int(given.ndim) if hasattr(given, "ndim") else np.ndim(given)
+        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
@@ -469,6 +457,14 @@ def _distances(given: Any) -> Floats:
     if not (found >= 0).all():
         raise ValueError("distances must be at least 0, infinite where nothing connects a query and a key")
     return found
+
+
+def _numbered(vectors: Floats, tolerance: float, codes: Integers | int = 0) -> Integers:
+    """Return the number of each vector (..., d), from 0 on, (...); equal vectors of equal codes share a number."""
+    for axis in range(vectors.shape[-1]):
+        level, index = _levels(vectors[..., axis], tolerance)
+        codes = np.unique(codes * len(level) + index, return_inverse=True)[1].reshape(index.shape)
+    return np.asarray(codes)
 
 
 def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:

@@ -399,7 +399,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         raise ValueError(f"values must be several independent values, got the number {x}")
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
-    mean, half = x.mean(0), stats.t.ppf(0.5 + confidence / 2, len(x) - 1) * stats.sem(x, 0)
+    mean, half = x.mean(0), _t(confidence, len(x) - 1) * stats.sem(x, 0)
     return mean - half, mean + half
 
 

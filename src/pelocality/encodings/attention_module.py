@@ -154,7 +154,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             if self.mode == "add":
                 q, k, mask = self.encoding.attention_inputs(q, k, mask=visible, added=added)
             else:
-                mask = self._mask(added, visible, q.dtype)
+                mask = visible if added is None else cast(added, q.dtype, visible)
             if need_weights:
                 weights = attention_weights(q, k, mask)
                 output = functional.dropout(weights, dropout) @ v
@@ -172,12 +172,6 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         if query.ndim == 2:
             return output[0], None if weights is None else weights[0]
         return output, weights
-
-    def _mask(self, added: Tensor | None, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the mask of content: floats to add to the logits, booleans (True: visible), or None."""
-        if added is None:
-            return visible
-        return cast(added if visible is None else torch.where(visible, added, -torch.inf), dtype)
 
     def _mix(self, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return P V, (batch, heads, n, d_head), and P, (batch or 1, heads or 1, n, n)."""

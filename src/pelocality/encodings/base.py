@@ -225,7 +225,7 @@ class Encoding(Configurable, nn.Module, ABC):
         exact = torch.promote_types(dtype, self.working_dtype)
         bias = self._one_bias(query_length, key_length, mask, exact, shared=True)
         bias = bias if added is None else bias + added
-        return cast(bias if mask is None else torch.where(mask, bias, -torch.inf), dtype)
+        return cast(bias, dtype, mask)
 
     def attention_inputs(
         self,
@@ -342,8 +342,8 @@ def check_encoding(encoding: Any, heads: int) -> None:
         raise ValueError(f"encoding must have 1 or {heads} heads, as the attention has, got {encoding.heads}")
 
 
-def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias in another precision, with nearly the same softmax and no new -inf.
+def cast(bias: Tensor, dtype: torch.dtype, visible: Tensor | None = None) -> Tensor:
+    """Return a bias in another precision, with nearly the same softmax and -inf at hidden keys, but no other new -inf.
 
     If the largest number of a row is so far from 0 that neighbouring numbers of the new dtype differ by 1/16 or more
     there, the row is shifted so that its largest number is 0: the softmax stays the same.
@@ -351,10 +351,13 @@ def cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         bias: (..., query, key), in `working_dtype`.
         dtype: Dtype of the model.
+        visible: Booleans that broadcast with the bias, True where a query sees a key; None: all True.
 
     Returns:
         (..., query, key).
     """
+    if visible is not None:
+        bias = torch.where(visible, bias, -torch.inf)
     narrow = torch.finfo(dtype)
     if narrow.eps > torch.finfo(bias.dtype).eps:
         largest = bias.detach().amax(-1, keepdim=True)

@@ -67,8 +67,7 @@ class CoPE(ContentEncoding):
             lower, upper = (by_position.gather(-1, each.long()) for each in (whole.floor(), whole.ceil()))
             bias = torch.lerp(lower, upper, position - whole.floor())
             bias = bias if added is None else bias + added
-            bias = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-        return query, key, cast(bias, query.dtype)
+        return query, key, cast(bias, query.dtype, visible)
 
     def position(self, logits: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return the position p of each key as each query counts it.

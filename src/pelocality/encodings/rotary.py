@@ -172,9 +172,9 @@ class RotaryEncoding(ContentEncoding):
             ValueError: A share outside 0 to 1, a share that is too small for a single band, or an unknown band.
         """
         half = self.dim // 2
-        chosen = {self._band(each) for each in ([] if bands is None else torch.as_tensor(bands).flatten().tolist())}
+        chosen = [] if bands is None else torch.as_tensor(bands).flatten().tolist()
         stopped = torch.zeros_like(self.frequencies, dtype=torch.bool)
-        stopped[:, sorted(chosen)] = True
+        stopped[:, [count("bands", each, least=0, most=half - 1) for each in chosen]] = True
         order = torch.argsort(self.frequencies.detach().abs(), dim=-1, stable=True, descending=True)
         for name, share in (("slowest", slowest), ("fastest", fastest)):
             size = round(number(name, share) * half)
@@ -183,9 +183,6 @@ class RotaryEncoding(ContentEncoding):
             if size:
                 stopped.scatter_(-1, order[:, -size:] if name == "slowest" else order[:, :size], True)
         return self._with(self.frequencies.masked_fill(stopped, 0))
-
-    def _band(self, band: Any) -> int:
-        return count("bands", band, least=0, most=self.dim // 2 - 1)
 
     def with_heads(self, heads: int) -> Self:
         """Return the encoding with frequencies for each of so many heads, all those of the first."""
@@ -225,7 +222,8 @@ class RotaryEncoding(ContentEncoding):
         q, k = (on_float64_device(each).double() for each in (query, key))
         distance = torch.arange(1 - count("length", length), length, device=q.device, dtype=q.dtype)
         frequencies = self.frequencies.to(q)
-        bands = self._complex(q).conj() * self._complex(k) * self.attention_scaling**2  # (..., heads, dim / 2)
+        a, b = (torch.complex(*self._parts(each[..., : self.dim])) for each in (q, k))
+        bands = a.conj() * b * self.attention_scaling**2  # (..., heads, dim / 2)
         logits = (q[..., self.dim :] * k[..., self.dim :]).sum(-1, keepdim=True)  # dimensions without rotation
         for f in range(self.dim // 2):  # all together take dim / 2 times the memory
             angle, band = frequencies[:, f, None] * distance, bands[..., f, None]
@@ -245,7 +243,7 @@ class RotaryEncoding(ContentEncoding):
         queries, keys = check_lengths(query.shape[-2], key.shape[-2])
         visible = self.visible_keys(queries, keys, mask)
         if added is not None:
-            added = cast(added if visible is None else added.masked_fill(~visible, -torch.inf), query.dtype)
+            added = cast(added, query.dtype, visible)
         cos, sin = self.angles(torch.arange(keys, device=query.device))
         rotated_query = self.rotate(query, cos[:, keys - queries :], sin[:, keys - queries :])
         return rotated_query, self.rotate(key, cos, sin), visible if added is None else added
@@ -264,10 +262,7 @@ class RotaryEncoding(ContentEncoding):
         """Return queries or keys (batch, heads, n, d), rotated by `angles` and of their own dtype."""
         self._check_size(states)
         x, rest = states[..., : self.dim].to(torch.promote_types(states.dtype, cos.dtype)), states[..., self.dim :]
-        if self.interleaved:
-            real, imaginary = x[..., 0::2], x[..., 1::2]
-        else:
-            real, imaginary = x.chunk(2, -1)
+        real, imaginary = self._parts(x)
         parts = (real * cos - imaginary * sin, imaginary * cos + real * sin)
         rotated = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
         return torch.cat([rotated.to(states.dtype), rest], -1)
@@ -283,11 +278,9 @@ class RotaryEncoding(ContentEncoding):
         stopped = int((w == 0).sum(-1).max())
         return f"dim={self.dim}, heads={self.heads}, {waves}, {stopped} of {self.dim // 2} bands stopped{learned}"
 
-    def _complex(self, states: Tensor) -> Tensor:
-        """Return each band of queries or keys (..., d) as a complex number, (..., dim / 2)."""
-        x = states[..., : self.dim]
-        real, imaginary = (x[..., 0::2], x[..., 1::2]) if self.interleaved else x.chunk(2, -1)
-        return torch.complex(real, imaginary)
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the real and the imaginary part of each band of queries or keys (..., dim), each (..., dim / 2)."""
+        return (x[..., 0::2], x[..., 1::2]) if self.interleaved else x.chunk(2, -1)
 
     def _check_size(self, query: Tensor) -> None:
         if query.shape[-1] < self.dim:

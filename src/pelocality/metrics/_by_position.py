@@ -126,14 +126,15 @@ def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -
     if matrices.visible is not None:
         check_hidden_keys(weights, matrices.visible)
         seen = matrices.visible
-        return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
-    *_, m, n = weights.shape
-    later = positions.later if positions is not None else _above_diagonal(n) if m == n else None
-    later = None if later is None else later.to(weights.device)
-    causal_ones = past_only(weights, causal, inferred, None if positions is None else later)
-    seen = torch.ones_like(weights, dtype=torch.bool)
-    if later is not None:
-        seen &= ~(causal_ones[:, None, None] & later)
+    else:
+        *_, m, n = weights.shape
+        later = None if positions is None or positions.later is None else positions.later.to(weights.device)
+        causal_ones = past_only(weights, causal, inferred, later)
+        if positions is None and m == n:
+            later = torch.ones(n, n, dtype=torch.bool, device=weights.device).triu(1)
+        seen = torch.ones_like(weights, dtype=torch.bool)
+        if later is not None:
+            seen &= ~(causal_ones[:, None, None] & later)
     return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
 
 
@@ -145,7 +146,3 @@ def visible_counts(matrices: Matrices, causal: bool | None, inferred: list[Tenso
         return seen_keys(matrices, causal, inferred).sum(-1, dtype=torch.float64)
     position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
     return torch.where(past_only(flat, causal, inferred)[:, None], position, float(n))
-
-
-def _above_diagonal(n: int) -> Tensor:
-    return torch.ones(n, n, dtype=torch.bool, device="cpu").triu(1)

@@ -195,6 +195,14 @@ def unwrap(attention: Attention) -> Any:
     return getattr(attention, "attention", getattr(attention, "attentions", attention))
 
 
+def leading_shape(attention: Attention) -> tuple[int, ...]:
+    """Return the axes of the attention before (query, key); a sequence of layers has one more."""
+    given = unwrap(attention)
+    layers = isinstance(given, list | tuple)
+    inner = tuple(getattr(unwrap(given[0]) if layers and given else given, "shape", ()))[:-2]
+    return (len(given), *inner) if layers else inner
+
+
 def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
     """Return visible, or else the ``.visible`` of a result (all keys, if that is None); None if causality decides."""
     if causal is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from pelocality._checks import count, on_float64_device
-from pelocality.metrics._inputs import Attention, map_matrices, unwrap
+from pelocality.metrics._inputs import Attention, leading_shape, map_matrices, unwrap
 from pelocality.metrics._masks import Mask, token_flags
 from pelocality.metrics.structure import crop
 
@@ -98,12 +98,10 @@ class MeanOver(_Mean):
         values = self.metric(attention, mask=_place_mask(mask, attention, self.shape))
         if not isinstance(values, Tensor):
             raise TypeError(f"metric must return a tensor, got {type(values).__name__}; average one metric at a time")
-        given = unwrap(attention)
-        layers = isinstance(given, list | tuple)
-        wanted = [len(given)] * layers + list(unwrap(given[0] if layers else given).shape[:-2])
-        if list(values.shape) != wanted:
+        wanted = leading_shape(attention)
+        if values.shape != wanted:
             raise ValueError(
-                f"metric must return one number per matrix, {tuple(wanted)}, got {tuple(values.shape)}; select one, or "
+                f"metric must return one number per matrix, {wanted}, got {tuple(values.shape)}; select one, or "
                 "average them, in a function of your own"
             )
         values = on_float64_device(_flatten_to(self.shape, _batch_first(attention, values).detach()))

@@ -1,6 +1,6 @@
 """The two metrics of the paper, exactly as published."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -223,15 +223,7 @@ def measure(
         >>> measure(torch.full((8, 8), 1 / 8))
         Measurement(locality=0.3127, symmetry=1.0000, relative_asymmetry=0.0000)
     """
-    one_sided: list[bool] = []
-
-    def note(matrices: Matrices, asymmetry: Tensor) -> None:
-        one_sided.append(_is_one_sided(matrices, asymmetry))
-
-    found = measurement(attention, positions=positions, rtol=rtol, mask=mask, without_first=without_first, note=note)
-    if any(one_sided):
-        warn_of_one_sided()
-    return found
+    return measurement(attention, positions=positions, rtol=rtol, mask=mask, without_first=without_first, warn=True)
 
 
 def measurement(
@@ -241,9 +233,9 @@ def measurement(
     rtol: float | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
-    note: Callable[[Matrices, Tensor], None] | None = None,
+    warn: bool = False,
 ) -> Measurement:
-    """Return what `measure` returns without its warning, for callers that know which attention is causal.
+    """Return what `measure` returns, without its warning for callers that know which attention is causal.
 
     Args:
         attention: As for `measure`.
@@ -251,16 +243,19 @@ def measurement(
         rtol: As for `measure`.
         mask: As for `measure`.
         without_first: As for `measure`.
-        note: Called with matrices and their relative asymmetry (batch,).
+        warn: Whether to warn of one-sided attention.
     """
+    one_sided: list[bool] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         found = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol)).pooled()
-        if note is not None:
-            note(matrices, found[2])
+        if warn:
+            one_sided.append(_is_one_sided(matrices, found[2]))
         return torch.stack(found, -1)
 
     values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    if any(one_sided):
+        warn_of_one_sided()
     return Measurement(*values.unbind(-1))
 
 

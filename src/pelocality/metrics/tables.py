@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pelocality import metrics as _metrics
 from pelocality._checks import nearest
-from pelocality.metrics._inputs import Attention, unwrap
+from pelocality.metrics._inputs import Attention, leading_shape
 
 _PUBLISHED = ("locality", "symmetry", "relative_asymmetry")
 
@@ -52,7 +52,7 @@ def to_frame(
     taken = {name: set(inspect.signature(function).parameters) for name, function in functions.items()}
     if unknown := set(options) - set().union(*taken.values()):
         raise TypeError(f"no metric of {', '.join(functions)} takes {', '.join(sorted(unknown))}")
-    shape = _leading_shape(attention)
+    shape = leading_shape(attention)
     frame = axes_frame(shape, axes)
     for name, function in functions.items():
         value = function(attention, **{key: given for key, given in options.items() if key in taken[name]})
@@ -70,13 +70,6 @@ def axes_frame(shape: tuple[int, ...], axes: Sequence[str] | None) -> pd.DataFra
     if len(names) != len(shape):
         raise ValueError(f"axes must name the {len(shape)} leading axes of {shape}, got {names}")
     return pd.DataFrame(np.indices(shape).reshape(len(shape), math.prod(shape)).T, columns=names)
-
-
-def _leading_shape(attention: Attention) -> tuple[int, ...]:
-    given = unwrap(attention)
-    layers = isinstance(given, list | tuple)
-    inner = tuple(getattr(unwrap(given[0]) if layers and given else given, "shape", ()))[:-2]
-    return (len(given), *inner) if layers else inner
 
 
 def _metric(name: str) -> Callable[..., Tensor]:

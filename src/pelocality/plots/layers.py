@@ -144,9 +144,9 @@ def bands(
     draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
     width, height = size_in_inches(ax)
     turns = frame.groupby("band")["wavelength"].median()
-    every = range(0, len(turns), math.ceil(0.5 * len(turns) / width))
+    waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else short_number(t) for t in turns]
     ax.set(xlabel="wavelength (tokens)", ylabel=rows)
-    ax.set_xticks(every, [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else short_number(t) for t in turns.iloc[every]])
+    ax.set_xticks(*_ticks(waves, width, 0.5))
     ax.set_yticks(*_ticks(list(grid.index), height))
     return fig, ax
 
@@ -421,7 +421,7 @@ def _measured(value: Any, column: str) -> Any:
     return frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)
 
 
-def _ticks(numbers: Sequence[int], inches: float) -> tuple[range, list[str]]:
-    """Return which layers or heads are labelled, all or every k-th where there is not enough room, and the labels."""
-    ticks = range(0, len(numbers), math.ceil(0.22 * len(numbers) / inches))
-    return ticks, [str(numbers[place]) for place in ticks]
+def _ticks(names: Sequence[int | str], inches: float, room: float = 0.22) -> tuple[range, list[str]]:
+    """Return which places are labelled, all or every k-th where each has less room in inches, and the labels."""
+    ticks = range(0, len(names), math.ceil(room * len(names) / inches))
+    return ticks, [str(names[place]) for place in ticks]
