@@ -121,6 +121,14 @@ def test_the_code_beside_a_part_runs(name, made, models, tokenizer):
                 assert shown == pytest.approx(found.flatten().tolist(), rel=2e-3, abs=1e-3)
 
 
+def test_the_code_of_influence_has_the_seed_of_its_numbers(models, tokenizer):
+    part = report(models["bert"], tokenizer, length=LENGTH, words=WORDS, seed=3, progress=False)["depth"]
+    known = {"model": models["bert"], "tokenizer": tokenizer, "lines": reports.inputs.default_texts()}
+    exec("from pelocality import *; from pelocality.reports import text_batches", known)
+    found = eval(part.code.split("; ")[1], known).attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
+    assert column(part, "influence own") == pytest.approx(found.tolist(), rel=1e-3)
+
+
 def test_a_report_is_json_and_leaves_the_model_as_it_was(models, tokenizer, tmp_path):
     before = state(models["bert"])
     result = report(models["bert"], tokenizer, tmp_path / "bert.json", length=8, words=2, progress=False)

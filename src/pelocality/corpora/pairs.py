@@ -9,6 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from pelocality._checks import are_names
 from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
@@ -279,8 +280,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
 
 def are_names_in_order(value: Any) -> bool:
     """Return whether a value is a collection of strings in an order, which a set, or a dict of numbers, has not."""
-    unordered = isinstance(value, str | Mapping | Set) or not isinstance(value, Collection)
-    return not unordered and all(isinstance(each, str) for each in value)
+    return are_names(value) and not isinstance(value, Mapping | Set)
 
 
 @functools.cache

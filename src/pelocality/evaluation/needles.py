@@ -181,20 +181,18 @@ def evaluate_needles(
     found: list[dict[str, Any]] = []
     with torch.no_grad():
         for row in tqdm(items.with_format(None), desc="needles", unit="item", delay=3, disable=not progress):
-            answers, label = row["answers"], row["label"]
+            context, question, answers, label = (row[name] for name in ("context", "question", "answers", "label"))
             if len(answers) < 2 or not all(answers) or not 0 <= label < len(answers):
                 raise ValueError(
                     f"items need two answers or more and the label of one, got {answers} and label={label}"
                 )
-            scores = array_of(scorer(row["context"], row["question"], row["answers"])).astype(float)
-            if scores.shape != (len(row["answers"]),) or np.isnan(scores).any():
-                raise ValueError(
-                    f"the scores must be one number for each of {len(row['answers'])} answers, got {scores}"
-                )
-            right, best_wrong = scores[row["label"]], np.delete(scores, row["label"]).max()
+            scores = array_of(scorer(context, question, answers)).astype(float)
+            if scores.shape != (len(answers),) or np.isnan(scores).any():
+                raise ValueError(f"the scores must be one number for each of {len(answers)} answers, got {scores}")
+            right, best_wrong = scores[label], np.delete(scores, label).max()
             prediction = int(scores.argmax())
-            about = {"correct": prediction == row["label"], "score": right, "margin": right - best_wrong}
-            item = zlib.crc32(repr((row["context"], row["question"], answers)).encode())
+            about = {"correct": prediction == label, "score": right, "margin": right - best_wrong}
+            item = zlib.crc32(repr((context, question, answers)).encode())
             found.append({"prediction": prediction, **about, "item": item})
     examples = pd.concat([frame, pd.DataFrame(found)], axis=1)
     return NeedleEvaluation(examples, name_of(model), int((examples["margin"] == 0).sum()))

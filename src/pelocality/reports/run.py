@@ -164,7 +164,7 @@ def _facts(subject: Subject, parts: list[Part]) -> dict[str, Any]:
     """Return what the model is."""
     model = subject.model
     config = model.config.get_text_config() if model.config is not None else None
-    trial = next(iter([subject.trial] if "trial" in vars(subject) else []), None)
+    trial = vars(subject).get("trial")  # None if no part computed it
     facts = {
         "class": type(model.with_head).__name__,
         "type": getattr(config, "model_type", ""),
@@ -184,12 +184,12 @@ def _python(given: str, subject: Subject) -> list[str]:
     """Return the lines before the code of the parts."""
     model = f'model, tokenizer = load_model("{given}")' if given else "model, tokenizer = ...  # as passed to report"
     length = subject.length + (subject.first if "trial" in vars(subject) else 0)
+    texts = ["texts = ...  # as passed to report"]
+    if subject.batches is None:
+        texts = ["lines = ...  # the paragraphs, one per item", f"texts = text_batches(lines, tokenizer, {length})"]
     return [
         "from pelocality import *",
         "from pelocality.reports import load_model, order_pairs, text_batches",
         model,
-        "lines = ...  # the paragraphs, one per item"
-        if subject.batches is None
-        else "texts = ...  # as passed to report",
-        *([f"texts = text_batches(lines, tokenizer, {length})"] if subject.batches is None else []),
+        *texts,
     ]

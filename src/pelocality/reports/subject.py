@@ -42,7 +42,8 @@ class Subject:
     @cached_property
     def trial(self) -> PositionalAttention:
         """The attention to one word, which says whether the model is causal."""
-        return self._repeated(words=1)
+        options: dict[str, Any] = {"length": self.length, "words": 1, "seed": self.seed}
+        return positional_attention(self.model, self.tokenizer, **options, progress=False)
 
     @cached_property
     def prefix(self) -> bool:
@@ -56,26 +57,22 @@ class Subject:
     @cached_property
     def repeated(self) -> PositionalAttention:
         """The attention to repeated words."""
-        return self._repeated(words=self.words, **({"prefix": True} if self.prefix else {}))
+        return positional_attention(self.model, self.tokenizer, **self._repeated_options, progress=False)
 
-    def _repeated(self, **options: Any) -> PositionalAttention:
-        return positional_attention(
-            self.model, self.tokenizer, length=self.length, seed=self.seed, progress=False, **options
-        )
-
-    @cached_property
+    @property
     def repeated_code(self) -> str:
         """The line that makes `repeated`."""
-        more = ", prefix=True" if self.prefix else ""
-        return (
-            f"positional_attention(model, tokenizer, length={self.length}, words={self.words}, seed={self.seed}{more})"
-        )
+        return f"positional_attention(model, tokenizer, {_as_code(self._repeated_options)})"
+
+    @property
+    def _repeated_options(self) -> dict[str, Any]:
+        options = {"length": self.length, "words": self.words, "seed": self.seed}
+        return options | {"prefix": True} if self.prefix else options
 
     @cached_property
     def on_text(self) -> TextAverage:
         """The attention on texts, in causal models without their first token."""
-        options: dict[str, Any] = {"without_first": self.first, "length": self._longest, "progress": False}
-        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **options)
+        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **self._text_options, progress=False)
 
     @property
     def first(self) -> int:
@@ -85,13 +82,12 @@ class Subject:
     @property
     def on_text_code(self) -> str:
         """The line that makes `on_text`."""
-        options = f"without_first={self.first}, length={self._longest}"
-        return f"text_average(model, texts, tokenizer=tokenizer, {options})"
+        return f"text_average(model, texts, tokenizer=tokenizer, {_as_code(self._text_options)})"
 
     @property
-    def _longest(self) -> int:
-        """The number of positions of texts that are measured, the special tokens around them included."""
-        return self.length + self.first + 2
+    def _text_options(self) -> dict[str, Any]:
+        # the positions of texts that are measured include the special tokens around them
+        return {"without_first": self.first, "length": self.length + self.first + 2}
 
     @cached_property
     def texts(self) -> list[Any]:
@@ -107,15 +103,22 @@ class Subject:
     def classes(self) -> HeadClasses:
         """What each head is, of random tokens alone without a tokenizer."""
         texts = self.texts if supported(lambda: self.texts) else None
-        options: dict[str, Any] = {"length": self.length, "sequences": 8, "permutations": 2, "seed": self.seed}
-        return head_classes(self.model, self.tokenizer, texts, progress=False, **options)
+        return head_classes(self.model, self.tokenizer, texts, **self._class_options, progress=False)
 
     @property
     def classes_code(self) -> str:
         """The line that makes `classes`."""
-        options = f"length={self.length}, sequences=8, permutations=2, seed={self.seed}"
         given = "tokenizer, texts" if supported(lambda: self.texts) else "tokenizer"
-        return f"head_classes(model, {given}, {options})"
+        return f"head_classes(model, {given}, {_as_code(self._class_options)})"
+
+    @property
+    def _class_options(self) -> dict[str, Any]:
+        return {"length": self.length, "sequences": 8, "permutations": 2, "seed": self.seed}
+
+
+def _as_code(options: dict[str, Any]) -> str:
+    """Return arguments as a call has them."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def supported(result: Callable[[], Any]) -> bool:

@@ -160,11 +160,11 @@ def depth(subject: Subject) -> Part:
             texts = text_batches(subject.lines, subject.tokenizer, short, FEW)
             result = influence(subject.model, texts, tokenizer=subject.tokenizer, **options)
             short_texts = f"text_batches(lines, tokenizer, {short}, {FEW})"
-            codes.append(f"influence(model, {short_texts}, tokenizer=tokenizer, directions=1)")
+            codes.append(f"influence(model, {short_texts}, tokenizer=tokenizer, directions=1, seed={subject.seed})")
         else:
             length = subject.length if subject.model.content else short
             result = influence(subject.model, length=length, words=2, **options)
-            codes.append(f"influence(model, length={length}, words=2, directions=1)")
+            codes.append(f"influence(model, length={length}, words=2, directions=1, seed={subject.seed})")
         own = own_share(result)
         balance = direction_balance(result).mean(1).tolist() if result.positions is None else []
         more = {"influence_own": own, "influence_first": sink_rate(result).mean(1).tolist()}
