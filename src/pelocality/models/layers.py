@@ -234,10 +234,12 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
         texts, rest = divmod(weights.numel(), math.prod(shape[1:]))
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
-        visible = visible.expand_as(weights)
+        alike = visible.ndim == 2  # in all texts and heads
+        visible = visible.expand(texts, 1, n, n) if alike else visible.expand_as(weights)
         if known.heads_first:
-            weights, visible = (each.reshape(known.heads, -1, n, n).transpose(0, 1) for each in (weights, visible))
-        weights, visible = weights.reshape(shape), visible.reshape(shape).any(1)
+            weights = weights.reshape(known.heads, -1, n, n).transpose(0, 1)
+            visible = visible if alike else visible.reshape(known.heads, -1, n, n).transpose(0, 1)
+        weights, visible = weights.reshape(shape), visible.reshape(texts, -1, n, n).any(1)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
         if mask is not None and known.added:

@@ -297,12 +297,14 @@ def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         The weights (..., n, n) in at least float32, zeros for a query that sees no key, and the visible keys in a shape
         that can be broadcast to theirs.
     """
-    logits = kernel_logits(call)
-    weights, mask = logits.softmax(-1), call.get("attn_mask")
+    logits, mask = kernel_logits(call), call.get("attn_mask")
+    above = None if mask is None or mask.dtype == torch.bool else logits > MASKED
+    in_place = logits.device.type == "cpu" and not logits.requires_grad  # new memory takes longer than the softmax
+    weights = torch.softmax(logits, -1, out=logits) if in_place else logits.softmax(-1)
     if mask is None:
         visible = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
         return weights, visible.tril() if call.get("is_causal") else visible
-    visible = mask if mask.dtype == torch.bool else (logits > MASKED) | (weights > 0)
+    visible = mask if above is None else above | (weights > 0)
     return weights.masked_fill(~visible.any(-1, keepdim=True), 0), visible
 
 

@@ -18,7 +18,8 @@ CAUSAL = ("past_locality", "adjusted_locality", "mean_distance", "sink_rate", "w
 
 def hides_future(visible: Tensor) -> bool:
     """Return whether no query sees a later key; visible (..., n, n)."""
-    return visible.shape[-1] > 1 and not bool(visible.triu(1).any())
+    n = visible.shape[-1]
+    return n > 1 and not bool(visible.reshape(-1, n, n).any(0).triu(1).any())
 
 
 def sample_metrics(
