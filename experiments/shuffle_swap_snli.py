@@ -299,7 +299,7 @@ def show(files, arguments):
         changes[NAMES.get(model, model)] = found = over_pairs(table)
         numbers = found.columns[found.columns.isin(["change, points", "windows", "minus windows"])]
         shown = found.assign(**{name: found[name].map("{:+.1f}".format, na_action="ignore") for name in numbers})
-        print(f"{markdown(by_seed(table))}\n\n{markdown(shown.fillna(''))}")
+        print(f"{markdown(by_seed(table))}\n\n{markdown(shown.fillna(''))}\n")
     arguments.output.mkdir(parents=True, exist_ok=True)
     figure(changes).savefig(arguments.output / "shuffles.png", dpi=150)
 
