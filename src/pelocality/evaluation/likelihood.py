@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_choice, check_tokenizer, count, flag, on_float64_device
 from pelocality.models._restore import hooked
-from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
+from pelocality.models.sequence_model import ROUNDING, SequenceModel, equal_but_for_rounding, largest_difference
 
 Reduction = Literal["sum", "mean"]
 
@@ -181,14 +181,13 @@ def _log_likelihood(
             if len(ids) > 1 and not checked:
                 check(known, tokenizer, ids)
                 checked = True
-            single = all(len(places) == 1 for *_, places, _ in batch)
-            if single and len(ids) > 1:
-                one_by_one = _predicts_one_by_one(known, tokenizer, ids) if one_by_one is None else one_by_one
-                single = one_by_one
-            at = [places[0] for *_, places, _ in batch] if single else None
+            single = len(ids) > 1 and all(len(places) == 1 for *_, places, _ in batch)
+            if single and one_by_one is None:
+                one_by_one = _predicts_one_by_one(known, tokenizer, ids)
+            at = [places[0] for *_, places, _ in batch] if single and one_by_one else None
             logits = logits_of(known, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
             for (number, _, places, targets), row in zip(batch, logits, strict=True):
-                scores = on_float64_device(row if single else row[places]).double()
+                scores = on_float64_device(row[places] if at is None else row).double()
                 wanted = torch.tensor(targets, dtype=torch.long, device=scores.device)
                 total[number] -= nn.functional.cross_entropy(scores, wanted, reduction="sum").cpu()
                 tokens[number] += len(places)
@@ -242,7 +241,7 @@ def _predicts_one_by_one(model: SequenceModel, tokenizer: Any, ids: Sequence[int
         raise
     except Exception:  # it needs the logits of all tokens
         return False
-    return largest_difference(alone, whole) <= max(ROUNDING, 8 * torch.finfo(whole.dtype).eps)
+    return equal_but_for_rounding(alone, whole)
 
 
 def check_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> None:

@@ -449,6 +449,12 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     return float(difference / other.abs().max()) if difference else 0.0
 
 
+def equal_but_for_rounding(one: Tensor, other: Tensor) -> bool:
+    """Return whether two outputs are equal but for rounding."""
+    # <=, because NaN is unequal
+    return largest_difference(one, other) <= max(ROUNDING, 8 * torch.finfo(other.dtype).eps)
+
+
 def configurations(module: nn.Module) -> list[Any]:
     """Return every configuration with an attention implementation, outer ones before those inside them."""
     configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]

@@ -20,7 +20,7 @@ from pelocality.models.attaching.bias import PositionalBias
 from pelocality.models.attaching.kind import Kind
 from pelocality.models.families import attached_biases, without_cache
 from pelocality.models.observer import blocks_of
-from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_difference
+from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding
 
 _TOKENS = 7
 _ORDER = [3, 0, 6, 2, 5, 1, 4]
@@ -137,14 +137,8 @@ def outputs_of(model: SequenceModel, inputs: Any) -> list[Tensor]:
 def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
     """Refuse outputs that differ by more than rounding."""
     pairs = [(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)]
-    if not all(_same(a, b) for a, b in pairs):
+    if not all(equal_but_for_rounding(a, b) for a, b in pairs):
         raise NotProvedError(f"{problem}, by up to {max(float((a - b).abs().max()) for a, b in pairs):.3g}")
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two outputs are equal but for rounding."""
-    # <=, because NaN is unequal
-    return largest_difference(one, other) <= max(ROUNDING, 8 * torch.finfo(other.dtype).eps)
 
 
 # ---- the weights
@@ -230,14 +224,14 @@ def _check_equivariance(model: SequenceModel, ids: Tensor) -> None:
         name, call = hidden_argument(attention), call_of(attention, args, kwargs)
         again = attention.forward(**without_cache(call) | {name: call[name][:, _ORDER]})
         pairs = zip(states_of(output), states_of(again), strict=True)
-        if not all(_same(other, one[:, _ORDER]) for one, other in pairs):
+        if not all(equal_but_for_rounding(other, one[:, _ORDER]) for one, other in pairs):
             problems.append(attention)
 
     hybrid = _is_hybrid(model)
     family = model.family
     with hooked(family.attention_modules(model.module), changes_call(family.open_mask), permute):
         one, other = model.run({"input_ids": rows})[0]  # (n, d) each
-    if not _same(one[_ORDER], other) and (problems or not hybrid):
+    if not equal_but_for_rounding(one[_ORDER], other) and (problems or not hybrid):
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")
 
 
