@@ -230,16 +230,14 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
                 return
             weights, visible = (torch.stack(each, 1) for each in zip(*parts, strict=True))
             parts.clear()
-        shape = (-1, known.heads, n, n)
-        texts, rest = divmod(weights.numel(), math.prod(shape[1:]))
+        texts, rest = divmod(weights.numel(), known.heads * n * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
-        alike = visible.ndim == 2  # in all texts and heads
-        visible = visible.expand(texts, 1, n, n) if alike else visible.expand_as(weights)
-        if known.heads_first:
-            weights = weights.reshape(known.heads, -1, n, n).transpose(0, 1)
-            visible = visible if alike else visible.reshape(known.heads, -1, n, n).transpose(0, 1)
-        weights, visible = weights.reshape(shape), visible.reshape(texts, -1, n, n).any(1)
+        if visible.ndim == 2:  # all texts and heads have the same
+            visible = visible.expand(texts, n, n)
+        else:
+            visible = _by_text(known, visible.expand_as(weights)).any(1)
+        weights = _by_text(known, weights)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
         if mask is not None and known.added:
@@ -250,6 +248,14 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     model.watch(inputs, take, length)
     if next(numbers) != len(known.places):
         raise model.unprobed("its attention differs between inputs")
+
+
+def _by_text(known: AttentionLayers, states: Tensor) -> Tensor:
+    """Return weights or visible keys of all texts and heads as (batch, head, n, n)."""
+    n = states.shape[-1]
+    if known.heads_first:
+        states = states.reshape(known.heads, -1, n, n).transpose(0, 1)
+    return states.reshape(-1, known.heads, n, n)
 
 
 def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:

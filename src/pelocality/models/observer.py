@@ -376,7 +376,7 @@ def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
         if factor.ndim > 2:
             last_stays = term[-1] in output and term[-2] not in output
             key = term[-2] if last_stays else term[-1]
-            if key in output:  # such as heads that are mixed
+            if key in output:  # the product mixes heads, or something else than keys
                 continue
             others = [(other, letters) for other, letters in named if other is not factor and key in letters]
             values = [other.movedim(letters.index(key) - len(letters), -2) for other, letters in others if key != "."]
