@@ -97,8 +97,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "glm5_next_text": {"num_key_value_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "higgs_audio_v2": {"audio_token_id": 4, "audio_delay_token_id": 4},  # their default here is the id of padding
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
-    "higgs_audio_v2": {"audio_token_id": 4, "audio_delay_token_id": 4},  # not the id of padding
     "luke": {"entity_vocab_size": 9, "entity_emb_size": 8},
     "neomme": {"head_dim": 16},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
