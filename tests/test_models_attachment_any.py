@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from benchmarks.attaching import AddedToLogits, attaching, off_by, random_table
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
 from pelocality.models import SequenceModel, attach, attached, load
-from pelocality.models.attaching import bias, proof
+from pelocality.models.attaching import attention, proof
 from tests.families import (
     ANY,
     assert_same_outputs,
@@ -440,8 +440,8 @@ def test_an_attention_module_of_a_subclass_gets_the_encoding_or_is_refused():
 
 
 def test_a_bias_that_differs_from_that_of_the_encoding_is_noticed(monkeypatch):
-    exact = bias.PositionalBias.bias
-    monkeypatch.setattr(bias.PositionalBias, "bias", lambda self, *call: exact(self, *call) * 1.01)
+    exact = attention.Encoded._bias
+    monkeypatch.setattr(attention.Encoded, "_bias", lambda self, *call: exact(self, *call) * 1.01)
     for implementation in ("eager", "sdpa"):
         model = set_implementation(tiny_any("qwen3").float(), implementation)
         with pytest.raises(ValueError, match=r"does not enter its softmax exactly, weights are off by 0\.0"):

@@ -23,7 +23,7 @@ from pelocality.models import (
     rotary_from_targets,
     text_average,
 )
-from pelocality.models.attaching.rotary.modules import rotary_modules
+
 from tests.families import (
     add_adapter,
     assert_same_outputs,
@@ -158,7 +158,7 @@ def test_padding_and_a_cache_change_nothing(model):
 def test_families_with_other_pairs_and_types_of_layers(config, sizes):
     model = spread(hf.AutoModel.from_config(small(config, **sizes)).eval())
     before, ids = state(model), tokens(2, N)
-    dims = {2 * len(b) for m in rotary_modules(model) for n, b in m.named_buffers() if n.endswith("inv_freq")}
+    dims = {2 * len(b) for n, b in model.named_buffers() if n.endswith("inv_freq")}
     encoding = RotaryEncoding(dims.pop(), base=300.0)
     with torch.no_grad():
         plain = model(ids)[0]

@@ -10,8 +10,7 @@ from torch import nn
 
 from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, RotaryEncoding, _cache
 from pelocality.models import SequenceModel, _calls, _inference, _restore, attached
-from pelocality.models.attaching import attachment, bias, disable, family, kind, saving
-from pelocality.models.attaching.rotary import modules, projections
+from pelocality.models.attaching import attach as attachment, attention, calls, installing, positions, saving, submodule
 from pelocality.models.families import _keys, disentangled, relative
 from tests.families import assert_same_outputs, same, state, tiny, tokens
 from tests.test_models_attachment import (
@@ -327,7 +326,7 @@ def test_an_error_while_attaching_restores_the_model(monkeypatch):
     assert_same_outputs(hidden(model, ids), output)
 
 
-OF_MODELS = (attachment, bias, disable, family, kind, _inference, _restore, saving)
+OF_MODELS = (attachment, installing, positions, submodule, calls, _inference, _restore, saving)
 OF_FAMILIES = (_calls, _keys, disentangled, relative)
 ATTACHING = [module.__file__ for module in (*OF_MODELS, *OF_FAMILIES)]
 INTERRUPTED = ["bert", "xlnet", "deberta-v2", "llama"]
@@ -382,7 +381,7 @@ def test_an_interrupt_while_attaching_rotations_restores_the_model(name):
         handles.append(attach(model, rotation.scaled(0.5)))
 
     call()
-    files = [each.__file__ for each in (attachment, bias, kind, modules, projections)]
+    files = [each.__file__ for each in (attachment, installing, submodule, attention)]
     assert every_interrupt(call, check, files, prepare) > 60
 
 

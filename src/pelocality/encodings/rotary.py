@@ -6,8 +6,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pelocality._checks import WITHOUT_FLOAT64, count, flag, number, on_float64_device
+from pelocality._transforms import transformed
 from pelocality.encodings._checks import PerHead, check_tensor, per_head
 from pelocality.encodings._frequencies import (
     checked_frequencies,
@@ -92,6 +94,7 @@ class RotaryEncoding(ContentEncoding):
             self.free_frequencies = nn.Parameter(self._constant(values.expand(self.heads, -1)))
         else:
             self.register_buffer("fixed_frequencies", self._constant(values))
+        self._angles: Any = None  # frequencies, what else angles depend on, cosines, sines
 
     @classmethod
     def from_model(cls, model: nn.Module, *, layer_type: str | None = None) -> Self:
@@ -244,9 +247,9 @@ class RotaryEncoding(ContentEncoding):
         visible = self.visible_keys(queries, keys, mask)
         if added is not None:
             added = cast(added, query.dtype, visible)
-        cos, sin = self.angles(torch.arange(keys, device=query.device))
-        rotated_query = self.rotate(query, cos[:, keys - queries :], sin[:, keys - queries :])
-        return rotated_query, self.rotate(key, cos, sin), visible if added is None else added
+        rotated_query = self.rotate(query, *self.angles_from(keys - queries, queries, query.device))
+        rotated_key = self.rotate(key, *self.angles_from(0, keys, query.device))
+        return rotated_query, rotated_key, visible if added is None else added
 
     def angles(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines at positions (n,), each (1 or heads, n, dim / 2), times the attention scaling.
@@ -258,9 +261,24 @@ class RotaryEncoding(ContentEncoding):
         cos, sin = (self.attention_scaling * each for each in (angle.cos(), angle.sin()))
         return cos.to(self.working_dtype), sin.to(self.working_dtype)
 
+    def angles_from(self, first: int | Tensor, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return `angles` of so many tokens from a position on, which are computed once for a growing length."""
+        stored = None if self.learnable else self.get_buffer("fixed_frequencies")
+        if stored is None or isinstance(first, Tensor) or not _may_be_kept(stored):
+            return self.angles(torch.arange(length, device=device) + first)
+        source = (stored._version, self.attention_scaling, device)
+        kept, last = self._angles, first + length
+        if kept is None or kept[0] is not stored or kept[1] != source or kept[2].shape[1] < last:
+            room = torch.arange(2 ** (last - 1).bit_length(), device=device)
+            with torch.inference_mode(False):  # these angles may be used in training later
+                kept = self._angles = (stored, source, *self.angles(room))
+        return kept[2][:, first:last], kept[3][:, first:last]
+
     def rotate(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries or keys (batch, heads, n, d), rotated by `angles` and of their own dtype."""
         self._check_size(states)
+        if (size := states.shape[-3] // len(cos)) > 1 < len(cos):  # adjacent heads share their keys
+            cos, sin = (each.repeat_interleave(size, 0) for each in (cos, sin))
         x, rest = states[..., : self.dim].to(torch.promote_types(states.dtype, cos.dtype)), states[..., self.dim :]
         real, imaginary = self._parts(x)
         parts = (real * cos - imaginary * sin, imaginary * cos + real * sin)
@@ -287,3 +305,10 @@ class RotaryEncoding(ContentEncoding):
             raise ValueError(
                 f"query must have at least the {self.dim} dimensions of the encoding, got {query.shape[-1]}"
             )
+
+
+def _may_be_kept(frequencies: Tensor) -> bool:
+    """Return whether what is computed from frequencies is an ordinary tensor that stays valid until they change."""
+    if torch.compiler.is_compiling() or frequencies.is_meta or frequencies.is_inference():
+        return False
+    return _get_current_dispatch_mode() is None and not transformed(frequencies)

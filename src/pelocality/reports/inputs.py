@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pelocality.corpora import example_data
 from pelocality.models import load
-from pelocality.models.attaching.saving import ATTACHED_REASON
+from pelocality.models.attaching.loading import read_encodings
 
 _BATCH = 8  # texts
 
@@ -43,7 +43,7 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError):
         tokenizer = None
     model_class = getattr(transformers, saved, transformers.AutoModel)
-    loader = load if ATTACHED_REASON in vars(config).values() else model_class.from_pretrained
+    loader = load if "gguf_file" not in options and read_encodings(name) else model_class.from_pretrained
     return loader(name, dtype=torch.float32, **options).eval(), tokenizer
 
 

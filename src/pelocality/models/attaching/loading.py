@@ -1,9 +1,12 @@
 """Loading a model with its encodings from the folder that ``save_pretrained`` wrote."""
 
 import copy
+import functools
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import transformers
@@ -15,28 +18,31 @@ from transformers.utils.hub import cached_file
 
 from pelocality._checks import described
 from pelocality.encodings import Encoding, RotaryEncoding
-from pelocality.models._restore import changed
-from pelocality.models.attaching.any_module import install_saved
-from pelocality.models.attaching.attachment import attach
-from pelocality.models.attaching.bias import CONFIGURATION, read_configuration
-from pelocality.models.attaching.saving import BLOCKING_KEY, mark_saved_folders
-from pelocality.models.families import ATTACHED, family_of
+from pelocality.models._restore import changed, restoring_on_error
+from pelocality.models.attaching.attach import attach, batch_for
+from pelocality.models.attaching.installing import Plan, find_places, fitted, reading, remove
+from pelocality.models.attaching.saving import FILE
+from pelocality.models.attaching.submodule import CONFIGURATION, Place, read_configuration
+from pelocality.models.families import ATTACHED, attached_biases, family_of
+from pelocality.models.sequence_model import SequenceModel
 
+# Version 0.2 saved a sentence in place of an option, so that transformers alone refused the folder.
+_BLOCKING_KEY = "experts_implementation"
 # The options of from_pretrained that locate files.
 _LOCATION = ("subfolder", "revision", "token", "cache_dir", "local_files_only", "force_download", "proxies")
 # A class of transformers is told which keys to expect for the time of a call.
 _LOCK = threading.Lock()
 
 
-def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTrainedModel:
-    """Load a model that was saved with an encoding attached, and attach it again.
+def load(path: str | Path, model: Any = None, *, model_class: Any = None, **options: Any) -> Any:
+    """Load a model that was saved with an encoding attached, or attach saved encodings to a model.
 
-    ``model.save_pretrained(path)`` saves everything. The encodings are submodules, so their numbers are in the same
-    safetensors files as the weights, each with its configuration as JSON. The model classes of transformers would leave
-    the encodings out, so they raise an error for the folder, also if `attach` got only a part of the model.
+    ``model.save_pretrained(path)`` saves everything: the encodings are submodules, so their numbers are in the files of
+    the weights, each with its configuration as JSON. ``attachment.save(path)`` writes the encodings alone.
 
     Args:
         path: The folder, or the name of a repository on the Hugging Face hub.
+        model: A module to which encodings that `Attachment.save` wrote are attached; None: the model in the folder.
         model_class: The class to load, e.g. ``AutoModelForSequenceClassification`` to fine-tune a pre-trained model;
             None: the class that was saved.
         **options: For ``from_pretrained`` of that class, e.g. ``num_labels``, ``revision``, ``variant``, ``subfolder``
@@ -45,7 +51,8 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
 
     Returns:
         The model in evaluation mode, with exactly the saved weights; `attached` returns its handle. In an
-        encoder-decoder model the encodings of encoder and decoder are both attached again.
+        encoder-decoder model the encodings of encoder and decoder are both attached again. A given ``model`` is changed
+        in place, and returned.
 
     Raises:
         TypeError: ``path`` is not a path, or ``model_class`` not a model class of transformers.
@@ -53,6 +60,10 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
         ValueError: The weights hold no encoding, an incomplete encoding, or an encoding of unknown type; a file is
             damaged; the model class does not fit the model, or has no attention module for the encoding; the folder
             holds an adapter of peft without its model.
+
+    Note:
+        The model classes of transformers load such a folder without the encodings. They then log a report that names
+        the numbers of the encodings as unexpected.
 
     Examples:
         >>> import tempfile
@@ -71,42 +82,37 @@ def load(path: str | Path, *, model_class: Any = None, **options: Any) -> PreTra
     if options.pop("output_loading_info", False):
         raise ValueError("output_loading_info=True is not supported: load returns the model alone; leave it out")
     location = {name: options[name] for name in _LOCATION if name in options}
-    config = options.get("config", path)
-    loaded_class = _class(_configuration(config, location) if isinstance(config, str | Path) else config, model_class)
-    saved = _read(str(path), options.get("variant"), location)
+    loaded_class = None
+    if model is None:
+        config = options.get("config", path)
+        config = _configuration(config, location) if isinstance(config, str | Path) else config
+        loaded_class = _class(config, model_class)
+    saved = read_encodings(path, options.get("variant"), location)
     if not saved:
         raise ValueError(
             f"{path} holds no encoding in the weights that would be loaded; load it with transformers, or save it "
             "again if one was attached"
         )
     configurations = {name: _restored(path, name, tensors) for name, tensors in saved.items()}
-    options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
-    options.setdefault(BLOCKING_KEY, None)
-    with _LOCK:
-        expected = [*(loaded_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
-        with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
-            model = loaded_class.from_pretrained(path, **options)
+    if loaded_class is not None:
+        options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
+        options.setdefault(_BLOCKING_KEY, None)
+        with _LOCK:
+            expected = [*(loaded_class._keys_to_ignore_on_load_unexpected or []), rf"\.{ATTACHED}\."]
+            with changed(loaded_class, "_keys_to_ignore_on_load_unexpected", expected):
+                model = loaded_class.from_pretrained(path, **options)
+    elif attached_biases(model):
+        raise ValueError(f"{type(model).__name__} has an encoding attached already; remove it first")
     names = _names_by_module(list(saved), model)
     rest = {module: configurations[name] for module, name in names.items()}
-    if of_module := {module: rest.pop(module) for module in list(rest) if "module" in rest[module]}:
-        install_saved(model, of_module)
-    for part, attentions in _attachable(model):
-        layers = [layer for layer, module in enumerate(attentions) if module in rest]
-        found = [rest.pop(attentions[layer]) for layer in layers]
-        if not found:
-            continue
-        encodings = [configuration["encoding"] for configuration in found]
-        rotary = isinstance(encodings[0], RotaryEncoding)  # a layer may lack a rotation, not a bias
-        if not rotary and len(found) < len(attentions):
-            raise ValueError(f"{path} holds an encoding for {len(found)} of {len(attentions)} attention modules only")
-        positions, some = found[0]["position_embeddings"], layers if rotary else None
-        # the encoding was proved before saving
-        attach(part, encodings, position_embeddings=positions, layers=some, prove=False)
+    for part in _parts(model, rest):
+        inside = {module: rest.pop(module) for module in part.module.modules() if module in rest}
+        if inside:
+            _install(path, part, inside)
     if rest:
         raise ValueError(f"the model has no attention module for the saved encoding '{names[next(iter(rest))]}'")
     for module, name in names.items():
         _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
-    mark_saved_folders(model)
     return model
 
 
@@ -126,10 +132,12 @@ def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
         ) from error
 
 
-def _read(path: str, variant: str | None, location: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each bias by the name of its attention module, from the files of ``from_pretrained``."""
+def read_encodings(
+    path: str | Path, variant: str | None = None, location: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each encoding by the name of its attention module, from the files that `load` reads."""
     found: dict[str, dict[str, Tensor]] = {}
-    for file in _files(path, "" if variant is None else f".{variant}", location):
+    for file in _files(str(path), "" if variant is None else f".{variant}", location):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118 - not a dict
@@ -141,14 +149,14 @@ def _read(path: str, variant: str | None, location: dict[str, Any]) -> dict[str,
     return found
 
 
-def _files(path: str, infix: str, location: dict[str, Any]) -> list[str]:
+def _files(path: str, infix: str, location: Mapping[str, Any]) -> list[str]:
     """Return the files of weights that hold encodings, of a model in one file or in shards."""
 
     def find(name: str) -> str | None:
         file: str | None = cached_file(path, name, _raise_exceptions_for_missing_entries=False, **location)
         return file
 
-    if whole := find(f"model{infix}.safetensors"):
+    if whole := find(FILE) or find(f"model{infix}.safetensors"):
         return [whole]
     if (index := find(f"model.safetensors.index{infix}.json")) is None:
         return []
@@ -182,14 +190,42 @@ def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Ten
         raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
 
 
-def _attachable(model: PreTrainedModel) -> list[tuple[nn.Module, list[nn.Module]]]:
-    """Return the parts of a model that `attach` takes, each with its attention modules: both halves of T5."""
-    found: dict[nn.Module, tuple[nn.Module, list[nn.Module]]] = {}
+def _parts(model: nn.Module, saved: Mapping[nn.Module, Mapping[str, Any]]) -> list[SequenceModel]:
+    """Return the parts of a model that `attach` was given: both halves of T5; or the model, if it reads no tokens."""
+    if not _reads_tokens(next(iter(saved.values()))):
+        return [reading(model)]
+    found: dict[nn.Module, SequenceModel] = {}
     for module in model.modules():  # the model with its head comes before the part without it
-        if isinstance(module, PreTrainedModel):
-            base = family_of(module).base(module)
-            found.setdefault(base, (module, family_of(base).attention_modules(base)))
+        base = family_of(module).base(module) if isinstance(module, PreTrainedModel) else None
+        if base is not None and base not in found and not saved.keys().isdisjoint(base.modules()):
+            found[base] = SequenceModel(module)
     return list(found.values())
+
+
+def _install(path: str | Path, part: SequenceModel, saved: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+    """Attach encodings that `Attached.configuration` describes to these modules of a model."""
+    one = next(iter(saved.values()))
+    replaces, positions = one.get("is_rotation", False), one["position_embeddings"]
+    encodings = [configuration["encoding"] for configuration in saved.values()]
+    if not replaces and _reads_tokens(one):
+        attentions = part.family.attention_modules(part.module)
+        if len(saved) < len(attentions) and not isinstance(encodings[0], RotaryEncoding):
+            raise ValueError(f"{path} holds an encoding for {len(saved)} of {len(attentions)} attention modules only")
+    if "module" not in one:  # version 0.2 saved a transformers model without its places
+        every = list(find_places(part, batch_for(part, None)))
+        layers = [number for number, module in enumerate(every) if module in saved]
+        ordered = [saved[every[number]]["encoding"] for number in layers]
+        attach(part, ordered, position_embeddings=positions, layers=layers, prove=False)
+        return
+    places = {module: Place(**configuration["module"]) for module, configuration in saved.items()}
+    plan = Plan(part, places, positions == "disable", one["disabled"], replaces)
+    with restoring_on_error(functools.partial(remove, part)):
+        plan.install(fitted(plan, encodings), disable=plan.disable)
+
+
+def _reads_tokens(configuration: Mapping[str, Any]) -> bool:
+    """Return whether an encoding was saved from a transformers model of token ids."""
+    return bool(configuration.get("reads_tokens", "module" not in configuration))
 
 
 def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
@@ -210,9 +246,9 @@ def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
     return model_class
 
 
-def _names_by_module(names: list[str], model: PreTrainedModel) -> dict[nn.Module, str]:
+def _names_by_module(names: list[str], model: nn.Module) -> dict[nn.Module, str]:
     """Return the saved name of each attention module; the loaded model may have another head, or none."""
-    modules, prefix = dict(model.named_modules()), f"{model.base_model_prefix}."
+    modules, prefix = dict(model.named_modules()), f"{getattr(model, 'base_model_prefix', '')}."
     for known in (names, _renamed(names, model)):
         for now in (known, [prefix + name for name in known], [name.removeprefix(prefix) for name in known]):
             if modules.keys() >= set(now):
@@ -223,7 +259,7 @@ def _names_by_module(names: list[str], model: PreTrainedModel) -> dict[nn.Module
     )
 
 
-def _renamed(names: list[str], model: PreTrainedModel) -> list[str]:
+def _renamed(names: list[str], model: nn.Module) -> list[str]:
     """Return the names under which transformers has loaded these modules: those of the hub may be older."""
     conversions = copy.deepcopy(getattr(model, "_weight_conversions", None) or [])  # a conversion notes its use
     ending = f".{ATTACHED}.{CONFIGURATION}"

@@ -1,24 +1,24 @@
 """Checks, on a few tokens or a batch, the guarantees of `attach`.
 
 For a bias the model is run as it is, with a bias of zero, with a bias that differs between heads and distances, with
-its positions disabled and its masks opened, and as it is again. The proofs of rotations stand beside them in `rotary`.
+its positions disabled and its masks opened, and as it is again; for a rotation also with the model's own.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pelocality.encodings import DistanceTable, Encoding, NoEncoding
+from pelocality.encodings import DistanceTable, Encoding, NoEncoding, RotaryEncoding
 from pelocality.models._calls import call_of, changes_call, hidden_argument
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
-from pelocality.models.attaching.bias import PositionalBias
-from pelocality.models.attaching.kind import Kind
-from pelocality.models.families import attached_biases, without_cache
+from pelocality.models.attaching.installing import Plan, states_of
+from pelocality.models.attaching.submodule import Attached
+from pelocality.models.families import ATTACHED, attached_biases, without_cache
 from pelocality.models.observer import blocks_of
 from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding
 
@@ -62,40 +62,82 @@ def proving(
             raise ValueError(f"{encoding} cannot be attached to {model}: {reason}{advice}") from error
 
 
-def prove_bias(kind: Kind) -> bool:
-    """Check that a bias enters a model exactly, and nothing else; the model is left as it was.
+def prove_encodings(plan: Plan, inputs: Any) -> None:
+    """Check that encodings enter a model exactly, and nothing else; the model is left as it was.
 
     1. A bias of zero changes no output. 2. A trial bias enters every softmax exactly: the weights are those of the
     softmax of logits and bias, and what was hidden, padding or the future, stays hidden. 3. With positions disabled and
     masks opened, the order of tokens makes no difference. 4. After removal the outputs are those before.
 
     Args:
-        kind: The kind, with its places, and with its batch if it has no family.
-
-    Returns:
-        Whether the model is causal: no query saw a later key.
+        plan: The places, and what is disabled.
+        inputs: The batch of a model that reads no token ids; None for a few tokens.
 
     Raises:
         ValueError: A check failed; the message names it.
     """
-    model, inputs = kind.model, kind.inputs
+    model = plan.model
     hooks = _hooks(model.module)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
     with proving(model, "an encoding", inputs, advice) as (given, before):
-        nothing = [NoEncoding() for _ in kind.places]
-        with kind.trial(nothing, disable=False):
+        nothing = [NoEncoding() for _ in plan.places]
+        with plan.trial(nothing, disable=False):
             check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
         seen = _Seen()
-        with kind.trial([_trial_encoding(place.heads) for place in kind.places], disable=kind.disable):
+        with plan.trial([_trial_encoding(place.heads) for place in plan.places.values()], disable=plan.disable):
             biases = attached_biases(model.module)
             for bias in biases:
                 bias.note = functools.partial(seen.note, bias)
             model.watch(given, lambda attention: seen.biased.append(attention.weights), None)
         _check_seen(model, seen, biases)
-        if kind.disable and inputs is None:
-            with kind.trial(nothing, disable=True):
+        if plan.disable and inputs is None:
+            with plan.trial(nothing, disable=True):
                 _check_equivariance(model, given["input_ids"])
-    return not any(bool(visible.triu(1).any()) for _, _, visible in seen.plain.values())
+
+
+def fit_rotations(plan: Plan, encodings: Sequence[Any], own: Sequence[Any], inputs: Any) -> Plan:
+    """Make rotations rotate what the model rotates, and return the plan with the size of the keys that are rotated.
+
+    The model's own rotation as an encoding, or angles of zero where it has none, change no output if these dimensions
+    are paired as in the model: the halves or neighbours, of the first dimensions or of the last ones.
+
+    Args:
+        plan: The places, and whether their rotation is replaced.
+        encodings: What each place gets, or None; their pairs are set.
+        own: The rotation of the model in each place, or None.
+        inputs: A batch that the model reads.
+
+    Raises:
+        ValueError: The rotations of the model are not such.
+    """
+    model = plan.model
+    trials = [_trial_rotation(*each) for each in zip(encodings, own, strict=True)]
+    rotations = [each for each in (*trials, *encodings) if isinstance(each, RotaryEncoding)]
+    pairings = [(False, each.interleaved) for each in rotations[:1]]
+    if plan.replaces:
+        pairings = [(False, False), (False, True), (True, False), (True, True)]
+    with proving(model, "a rotary encoding", inputs) as (inputs, before):
+        for last, interleaved in pairings:
+            for each in rotations:
+                each.interleaved = interleaved
+            plan = plan.with_places(rotates_last=dict.fromkeys(plan.places, last))
+            with plan.trial(trials, disable=plan.replaces):
+                outputs = outputs_of(model, inputs)
+                rotating = [module for module in plan.places if ATTACHED in module._modules]
+                sizes = {module: getattr(module, ATTACHED).key_size for module in rotating}
+            if all(map(equal_but_for_rounding, outputs, before)):
+                break
+        else:
+            check_same(outputs, before, "with its own rotation, or with angles of zero, its outputs are others")
+    # A layer that reads the keys of an earlier one rotates them by an encoding of its own.
+    if any(getattr(module, "is_kv_shared_layer", False) for module in plan.places):
+        sizes = {}
+    return plan.with_places(key_size=sizes)
+
+
+def _trial_rotation(encoding: Any, own: Any) -> Any:
+    """Return an encoding that changes nothing in the place of a rotation: the model's own, or angles of zero."""
+    return encoding.scaled(0.0) if own is None and isinstance(encoding, RotaryEncoding) else own or encoding
 
 
 def _trial_encoding(heads: int) -> Encoding:
@@ -154,16 +196,16 @@ class _Seen:
 
     def __init__(self) -> None:
         self.biased: list[Tensor] = []
-        self.plain: dict[int, tuple[PositionalBias, Tensor, Tensor]] = {}
+        self.plain: dict[int, tuple[Attached, Tensor, Tensor]] = {}
 
-    def note(self, bias: PositionalBias, plain: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    def note(self, bias: Attached, plain: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Note an attention before it gets the bias."""
         if len(self.biased) in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
         self.plain[len(self.biased)] = (bias, *plain())
 
 
-def _check_seen(model: SequenceModel, seen: _Seen, biases: list[PositionalBias]) -> None:
+def _check_seen(model: SequenceModel, seen: _Seen, biases: list[Attached]) -> None:
     """Check that every encoding entered attention that was seen, and that the weights are those with the bias."""
     found = {id(bias) for bias, *_ in seen.plain.values()}
     missing = sum(id(bias) not in found for bias in biases)
@@ -176,14 +218,14 @@ def _check_seen(model: SequenceModel, seen: _Seen, biases: list[PositionalBias])
         _check_weights(model, bias, plain, visible, seen.biased[place])
 
 
-def _check_weights(model: SequenceModel, bias: PositionalBias, plain: Tensor, visible: Tensor, biased: Tensor) -> None:
+def _check_weights(model: SequenceModel, bias: Attached, plain: Tensor, visible: Tensor, biased: Tensor) -> None:
     """Check that weights (..., n, n) are the softmax of logits and bias, given those without the bias."""
     n, columns = plain.shape[-2:]
-    if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.heads):
+    if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.place.heads):
         shapes = f"{tuple(plain.shape)} and {tuple(biased.shape)}"
-        raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.heads} heads of {n} tokens")
-    plain = plain.reshape(-1, bias.heads, n, columns).cpu().double()
-    biased = biased.reshape(-1, bias.heads, n, n).cpu().double()
+        raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.place.heads} heads of {n} tokens")
+    plain = plain.reshape(-1, bias.place.heads, n, columns).cpu().double()
+    biased = biased.reshape(-1, bias.place.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
     # columns beyond the tokens are sinks, which get no bias
@@ -243,9 +285,3 @@ def _is_hybrid(model: SequenceModel) -> bool:
     for layer, (layers, _) in blocks_of(base).items():
         attends.setdefault(layers, set()).add(not attentions.isdisjoint(layer.modules()))
     return {True, False} in attends.values() or any("A_log" in module._parameters for module in base.modules())
-
-
-def states_of(output: Any) -> list[Tensor]:
-    """Return the hidden states in the output of an attention module."""
-    first = output[0] if isinstance(output, tuple) else output
-    return [first] if isinstance(first, Tensor) else list(first)

@@ -6,7 +6,7 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-from pelocality.models.families import SOURCE
+from pelocality.models.families import attached_biases
 from pelocality.models.layers import layer_numbers
 from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
 from pelocality.models.sequence_model import SequenceModel
@@ -249,8 +249,6 @@ def _identity(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(each, Tensor) for each in output)):
         return None
     cos, sin = output
-    if hasattr(cos, SOURCE):  # an attached encoding gives attention modules other angles
-        return None
     squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
     if not bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean()):
         return None  # queries and keys come in such pairs too
@@ -322,7 +320,10 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
-    with hooked(rotary, after=_identity, last=True):
+    with ExitStack() as still, hooked(rotary, after=_identity, last=True):
+        for each in attached_biases(model.module):
+            if each.is_rotation:  # it takes the place of what these modules give
+                still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
         unrotated = _run(model, {"input_ids": ids}).calls
     n = min(length, SHORT)
     failed: dict[str, Exception] = {}

@@ -11,14 +11,13 @@ from torch import nn
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
 from pelocality.models.families._keys import (
-    Keys as Keys,
+    caches_of as caches_of,
     no_continuous_batching as no_continuous_batching,
     without_cache as without_cache,
 )
 from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
 from pelocality.models.families._record import (
     ATTACHED as ATTACHED,
-    SOURCE as SOURCE,
     Architecture as Architecture,
     attached_biases as attached_biases,
 )

@@ -11,18 +11,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pelocality.models._calls import argument_names, hidden_argument
 from pelocality.models._weights import reads_tokens
-from pelocality.models.families._keys import Keys, cached_keys
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""
 
 
-SOURCE = "_pelocality_source"
-"""The attribute of cosines and sines that an attached rotation computes again."""
-
-
 def attached_biases(model: nn.Module) -> list[Any]:
-    """Return each attached `PositionalBias`, or the wrapper of peft around it, which forwards to the trained copy."""
+    """Return each attached `Attached`, or the wrapper of peft around it, which forwards to the trained copy."""
     return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]
 
 
@@ -189,11 +184,6 @@ class Architecture:
             and _READERS.search(type(module).__name__)
             and not _TABLE_CLASSES.search(type(module).__name__)
         ]
-
-    def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
-        """Return the number of queries and keys in a call of an attention module."""
-        queries = call[hidden_argument(attention)].shape[self.token_axis]
-        return cached_keys(attention, call, queries, call.get(self.mask_argument(attention)))
 
     def without_position(self, output: Any) -> Any:
         """Return what a module of `position_tables` returns where positions are disabled, in the form of its output."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pelocality._toeplitz import diagonals
-from pelocality.models.families._keys import Keys
 from pelocality.models.families._logits import KnownLogits
 from pelocality.models.families._record import Architecture
 
@@ -73,11 +72,6 @@ class Mpt(Architecture):
     def max_length(self, base: Any) -> int | None:
         return int(base.config.max_seq_len)
 
-    def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
-        keys = super().keys(attention, call)
-        # masks of this family are True where hidden
-        return keys if keys.visible is None else keys._replace(visible=~keys.visible)
-
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attention_mask"] = None
 
@@ -121,12 +115,6 @@ class XlNet(KnownLogits):
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attn_mask_h"] = None
-
-    def keys(self, attention: Any, call: dict[str, Any]) -> Keys:
-        queries, memory = len(call["h"]), call.get("mems")  # each (length, batch, d)
-        keys = queries + (len(memory) if memory is not None and memory.ndim > 1 else 0)
-        mask = call.get("attn_mask_h")  # (query, key, batch, head or 1) of 1 where hidden
-        return Keys(queries, keys, keys, None if mask is None else mask.permute(2, 3, 0, 1) == 0)
 
     def _projected_sinusoids(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the sinusoids projected by r, unscaled: (head, 2n - 1, d_head)."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pelocality.models._calls import argument_names
 from pelocality.models.families._logits import KnownLogits, split_heads
-from pelocality.models.families._record import ATTACHED, SOURCE, Architecture
+from pelocality.models.families._record import ATTACHED, Architecture
 
 
 class Rotary(KnownLogits):
@@ -87,9 +87,9 @@ class Rotary(KnownLogits):
         types = "layer_type" in argument_names(base.rotary_emb)
         layer_type = (base.config.layer_types[module.layer_idx],) if types else ()
         angles = base.rotary_emb(states, position_ids, *layer_type)
-        if ATTACHED in module._modules:
-            angles = getattr(module, ATTACHED)(getattr(angles[0], SOURCE))
         cos, sin = (self._by_pair(each[0]) for each in angles)
+        if ATTACHED in module._modules:
+            cos, sin = (each[0] for each in getattr(module, ATTACHED).encoding.angles(position_ids[0]))
         if not self._rotates(module):
             return torch.ones_like(cos), torch.zeros_like(sin)
         rest = getattr(module, self.head_size) // 2 - cos.shape[-1]

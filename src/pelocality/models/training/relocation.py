@@ -22,7 +22,7 @@ from transformers import TrainerState, TrainingArguments
 from pelocality._checks import count, flag, number
 from pelocality._display import DisplayMixin
 from pelocality.encodings import Encoding
-from pelocality.models.attaching.attachment import Positions, attach
+from pelocality.models.attaching.attach import Positions, attach
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.models.training.distillation import DistillationLoss, DistillationTrainer, pieces
 

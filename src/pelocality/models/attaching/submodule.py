@@ -1,20 +1,22 @@
-"""An encoding as a submodule of an attention module, whose forward pass then adds its bias."""
+"""An encoding as a submodule of an attention module, whose forward pass then applies it."""
 
 import functools
 import json
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
-from pelocality.models._calls import call_of
+from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
-from pelocality.models.attaching.softmax import Biased
-from pelocality.models.families import ATTACHED, Architecture
+from pelocality.models.attaching.attention import CachedKeys, Encoded
+from pelocality.models.attaching.positions import without_rotation
+from pelocality.models.families import ATTACHED, Architecture, caches_of
 from pelocality.models.observer import active
 
 CONFIGURATION = "_extra_state"
@@ -22,26 +24,29 @@ CONFIGURATION = "_extra_state"
 
 
 class Place(NamedTuple):
-    """A module that computes attention itself, not in a part of it.
+    """How a module computes attention, itself and not in a part of it.
 
     Attributes:
-        module: The module.
         heads: The number of its heads.
         sink: Whether its softmax has one more column than keys.
         causal: Whether no query saw a later key.
+        key_size: The dimensions of its keys, if these enter a cache and no later layer reads them from there; or else
+            0. Such keys are rotated once, before they enter the cache.
+        rotates_last: Whether the last dimensions of queries and keys are rotated, not the first (DeepSeek).
     """
 
-    module: nn.Module
     heads: int
     sink: bool = False
     causal: bool = False
+    key_size: int = 0
+    rotates_last: bool = False
 
 
 _NAMES = ("encoding", "position_embeddings", "attn_implementation")
 
 
 def read_configuration(state: Tensor) -> dict[str, Any]:
-    """Return the configuration that `PositionalBias.get_extra_state` saved.
+    """Return the configuration that `Attached.get_extra_state` saved.
 
     Raises:
         ValueError: It is damaged.
@@ -56,26 +61,24 @@ def read_configuration(state: Tensor) -> dict[str, Any]:
     return configuration
 
 
-class PositionalBias(nn.Module):
+class Attached(nn.Module):
     """An encoding as a submodule of an attention module.
 
-    The functions that add its bias find this module through the attention module, so that models can be copied and
+    The functions that apply it find this module through the attention module, so that models can be copied and
     pickled.
 
     Args:
         encoding: The encoding, which is not copied.
-        place: The attention module.
+        place: How the attention module computes attention.
         record: What is known of a transformers model of token ids; None for any other module.
         positions_disabled: Whether the model's position embeddings are disabled.
         disabled: The names of the parts and parameters that are disabled in a module without a record.
         implementation: The model's attention implementation, saved for `load`.
+        is_rotation: Whether the encoding takes the place of the model's own rotation.
 
     Raises:
         TypeError: The encoding could not be saved.
     """
-
-    is_rotation = False
-    """Whether the encoding takes the place of the model's own rotation."""
 
     def __init__(
         self,
@@ -85,13 +88,16 @@ class PositionalBias(nn.Module):
         positions_disabled: bool,
         disabled: Sequence[str],
         implementation: str | None,
+        is_rotation: bool,
     ) -> None:
         super().__init__()
         self.encoding = encoding
         self.record = record
-        self.heads, self.sink, self.causal = place[1:]
+        self.place = place
         self.positions_disabled, self.disabled = positions_disabled, tuple(disabled)
-        self.implementation = implementation
+        self.implementation, self.is_rotation = implementation, is_rotation
+        self.by_distance = _depends_on_distance_alone(encoding)
+        self.key_size = 0  # dimensions of the keys of its last attention
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
         self.key = uuid.uuid4().hex  # copies have the same key: peft replaces the module by a copy
@@ -107,10 +113,8 @@ class PositionalBias(nn.Module):
             "position_embeddings": "disable" if self.positions_disabled else "keep",
             "attn_implementation": self.implementation,
         }
-        if self.record is None:
-            place = {"heads": self.heads, "sink": self.sink, "causal": self.causal}
-            found |= {"module": place, "disabled": list(self.disabled)}
-        return found
+        rest = {"module": self.place._asdict(), "disabled": list(self.disabled), "is_rotation": self.is_rotation}
+        return found | rest | {"reads_tokens": self.record is not None}
 
     def get_extra_state(self) -> Tensor:
         """Return the current configuration as bytes of JSON, in a tensor because safetensors hold only tensors."""
@@ -146,7 +150,8 @@ class PositionalBias(nn.Module):
     def install(self, attention: nn.Module) -> None:
         """Add this module to a module that computes attention, whose logits then get the bias."""
         attention.add_module(ATTACHED, self)
-        record = self.record if self.record is not None and self.positions_disabled else Architecture()
+        disables = self.positions_disabled and not self.is_rotation
+        record = self.record if self.record is not None and disables else Architecture()
         # an optimiser would decay the unused weights of disabled positions if their gradients were zero
         for name in record.position_weights:
             weight = attention.get_parameter(name)
@@ -166,32 +171,34 @@ class PositionalBias(nn.Module):
         delattr(attention, ATTACHED)
 
     def run(self, attention: Any, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Return what the forward pass of the attention module returns with the bias."""
-        expected = None
+        """Return what the forward pass of the attention module returns with the encoding."""
+        mode, hidden = Encoded(self), None
         if self.record is not None:
             args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
-            expected = self.record.keys(attention, kwargs)
-        mode = Biased(self, expected)
+            hidden = kwargs[hidden_argument(attention)]
+            kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
         if torch.compiler.is_compiling():
             with mode:
                 return forward(*args, **kwargs)
         with active(mode):
             output = forward(*args, **kwargs)
-        mode.check(type(attention).__name__)
+        mode.check(type(attention).__name__, hidden)
         return output
 
     def without_positions(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call of the attention module, with zeros for positions if these are disabled."""
+        """Return the arguments of a call of the attention module without the positions that are disabled."""
+        if self.is_rotation:
+            return without_rotation(call)
         names = self.record.position_arguments if self.record is not None and self.positions_disabled else ()
         return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 
-    def bias(
-        self, queries: int, keys: int, visible: Tensor | None, dtype: torch.dtype, added: Tensor | None = None
-    ) -> Tensor:
-        """Return the bias plus ``added``, -inf where not ``visible``: (batch or 1, heads or 1, query, key)."""
-        with loaded(self.encoding, [self.encoding]):
-            bias = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
-        return bias if bias.ndim == 4 else bias[None]
+
+def _depends_on_distance_alone(encoding: Encoding) -> bool:
+    """Return whether an encoding counts keys from the query alone, and so from any other key as well."""
+    with loaded(encoding, [encoding]), suppress(TypeError), torch.no_grad():
+        encoding.relative(1)
+        return True
+    return False
 
 
 def _forward(attention: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:

@@ -4,21 +4,25 @@ import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
-from pelocality.encodings import ContentEncoding, Encoding, RotaryEncoding
+from pelocality.encodings import Encoding, NoEncoding, RotaryEncoding
+from pelocality.encodings.base import check_encoding
 from pelocality.models._inference import inference
 from pelocality.models._restore import restoring, restoring_on_error
-from pelocality.models.attaching.any_module import ModuleBias, reading
-from pelocality.models.attaching.family import FamilyBias
-from pelocality.models.attaching.kind import Kind, remove
-from pelocality.models.attaching.rotary.modules import ModuleRotation, has_rotations
-from pelocality.models.attaching.rotary.projections import ProjectionRotation
+from pelocality.models.attaching.calls import check_implementation
+from pelocality.models.attaching.installing import Plan, find_places, fitted, own_rotations, reading, remove
+from pelocality.models.attaching.proof import fit_rotations, prove_encodings
+from pelocality.models.attaching.saving import save_encodings
+from pelocality.models.attaching.submodule import Place
 from pelocality.models.families import ATTACHED, attached_biases
+from pelocality.models.layers import requested_layers
 from pelocality.models.sequence_model import SequenceModel
 
 Positions = Literal["disable", "keep"]
@@ -52,6 +56,14 @@ class Attachment:
         if model is not None and self._is_attached():
             with restoring(functools.partial(remove, model)):
                 pass
+
+    def save(self, folder: str | Path) -> None:
+        """Write the encodings into a folder, such as that of the model's own weights; `load` attaches them again.
+
+        Args:
+            folder: The folder, which is made if there is none. Its file ``pelocality.safetensors`` is overwritten.
+        """
+        save_encodings(self.model, folder)
 
     def _is_attached(self) -> bool:
         """Return whether one of the encodings, or a copy that peft trains, is in the model."""
@@ -152,16 +164,29 @@ def attach(
         model = reading(model, example_inputs)
     model = SequenceModel.of(model)
     _check_adapters(model.given)
-    if model.encodings or any(bias.record is None for bias in attached_biases(model.given)):
+    if model.encodings or any(each.record is None for each in attached_biases(model.given)):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
     disables = position_embeddings == "disable"
-    kind = _kind(model, encoding)(model, disable=disables, names=disable, inputs=example_inputs)
-    encodings = kind.prepare(encoding, layers, prove=prove)
+    _check_positions(model, disables, disable, example_inputs)
+    inputs = batch_for(model, example_inputs)
+    places = find_places(model, inputs)
+    own: list[Any] = [None for _ in places]
+    if (rotary := _is_rotary(encoding)) and disables:
+        own = own_rotations(model, places, inputs)
+    plan = Plan(model, places, disables, tuple(disable), replaces=any(each is not None for each in own))
+    reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
+    if disables and not plan.replaces and reason:
+        raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
+    encodings = _copies(plan, encoding, layers, own)
+    if rotary:
+        plan = fit_rotations(plan, encodings, own, inputs)
+    if prove:
+        prove_encodings(plan, inputs if model.adds_tokens else None)
     with restoring_on_error(functools.partial(remove, model)):
-        kind.install(encodings, disable=kind.disable)
-        if kind.inputs is not None and any(hasattr(each, "positions") for each in encodings):
-            with inference(model.module):  # an encoding of another number of tokens refuses them
-                model.run(kind.inputs)
+        plan.install(encodings, disable=disables)
+        if prove or any(hasattr(each, "positions") for each in encodings):
+            with inference(model.module):  # an encoding that does not fit the attention refuses it
+                model.run(inputs)
         return Attachment(model.given, tuple(each for each in encodings if each is not None), position_embeddings)
 
 
@@ -176,25 +201,89 @@ def _refuse_token_ids(model: Any) -> None:
         raise ValueError(f"example_inputs is for modules that read no token ids, but {known} does: {advice}")
 
 
-def _kind(model: SequenceModel, encoding: Any) -> type[Kind]:
-    """Return the kind of an encoding in a model.
+def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], inputs: Any) -> None:
+    """Refuse positions that cannot be disabled, names where positions are known, and models without exact logits."""
+    if model.adds_tokens:
+        if disables and not names:
+            advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
+            raise ValueError(f"the positions of {model} are not known; {advice}")
+        if names and not disables:
+            raise ValueError(f"position_embeddings='keep' keeps what disable={list(names)} names; give one of them")
+        if inputs is None and model.content is not None:
+            raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
+        return
+    base, family = model.module, model.family
+    if names:
+        raise ValueError(
+            f"disable is for modules whose positions are not known, but those of {model} are; leave it out"
+        )
+    if inputs is not None:
+        raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does; leave it out")
+    _ = model.device  # this property refuses weights on the meta device
+    if reason := family.why_not_additive(base):
+        raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")
+    check_implementation(base)
 
-    Raises:
-        TypeError: Some of several encodings are rotations, or one needs queries and keys and is no rotation.
-    """
+
+def batch_for(model: SequenceModel, inputs: Any) -> Any:
+    """Return a batch that a model reads: the given one, or two texts of a few tokens."""
+    if inputs is None:
+        inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]], device=model.device)}
+    return model.moved(inputs) if model.adds_tokens else inputs
+
+
+def _is_rotary(encoding: Any) -> bool:
+    """Return whether encodings are rotations; refuse some of several that are."""
     every = encoding if isinstance(encoding, Sequence) else [encoding]
     others = [each for each in every if not isinstance(each, RotaryEncoding)]
-    for each in others:
-        if isinstance(each, ContentEncoding):
-            raise TypeError(
-                f"{type(each).__name__} needs queries and keys, which attach does not reach; use it in "
-                "biased_attention or PositionalSelfAttention"
-            )
     if others and len(others) < len(every):
         raise TypeError(f"encoding must be rotary for all layers or for none, got {type(others[0]).__name__} too")
-    if others or not every:
-        return ModuleBias if model.adds_tokens else FamilyBias
-    return ModuleRotation if has_rotations(model) else ProjectionRotation
+    return bool(every) and not others
+
+
+def _copies(plan: Plan, encoding: Any, layers: Sequence[int] | None, own: Sequence[Any]) -> list[Any]:
+    """Return a copy of the encoding for each place, checked against it; no encoding, or none at all, for the others."""
+    every = range(len(plan.places))
+    rotating = [number for number in every if not plan.replaces or own[number] is not None]
+    numbers = requested_layers(layers, rotating, len(every), f"in which {plan.model} rotates no queries and keys")
+    encodings = [encoding] * len(numbers) if isinstance(encoding, Encoding) else encoding
+    if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
+        got = f"the class {encoding.__name__}; call it" if isinstance(encoding, type) else repr(encoding)
+        raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {got}")
+    if len(encodings) != len(numbers):
+        raise ValueError(
+            f"encoding must be one, or a list of {len(numbers)}, one per layer that does not share its weights, "
+            f"got a list of {len(encodings)}"
+        )
+    by_number = dict(zip(numbers, encodings, strict=True))
+    modules = list(plan.places)
+    shared = any(getattr(module, "is_kv_shared_layer", False) for module in modules)
+    if plan.replaces and shared and len(numbers) < len(rotating):
+        raise ValueError(f"layers of {plan.model} share their keys, so each needs an encoding; leave layers out")
+    for number, each in by_number.items():
+        _check_fit(each, modules[number], plan.places[modules[number]], own[number])
+    default = None if plan.replaces else NoEncoding()
+    return fitted(plan, [by_number.get(number, default) for number in every])
+
+
+def _check_fit(encoding: Encoding, module: nn.Module, place: Place, own: RotaryEncoding | None) -> None:
+    """Refuse an encoding with other heads or dimensions than attention, or with arguments that would have no effect."""
+    rotates = isinstance(encoding, RotaryEncoding)
+    check_encoding(encoding, place.heads // (getattr(module, "num_key_value_groups", 1) if rotates else 1))
+    if any(tensor.is_meta for tensor in encoding.state_dict().values()):
+        raise ValueError(f"{type(encoding).__name__} is on the meta device; build it where tensors have numbers")
+    if rotates and encoding.causal and not place.causal:
+        raise ValueError("encoding must not be causal: a rotation hides nothing, and this model is bidirectional")
+    if own is not None and encoding.dim != own.dim:
+        raise ValueError(f"encoding must rotate the {own.dim} dimensions of the model, got dim={encoding.dim}")
+    if own is not None and encoding.interleaved:
+        raise ValueError("encoding pairs dimensions as the model does when attached; leave interleaved=False")
+    for part in encoding.modules():
+        if place.causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
+            raise ValueError(
+                f"{part.future_only} of {type(part).__name__} acts on future keys only, which this model hides: "
+                f"leave {part.future_only} at its default and do not learn it (name the other learnable parameters)"
+            )
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:

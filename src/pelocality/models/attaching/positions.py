@@ -1,15 +1,22 @@
-"""Disabling the position embeddings of a model while an encoding is attached."""
+"""The positions of a model, disabled while an encoding is attached, and the rotations that its attention is given."""
 
 import functools
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_map
 
+from pelocality.encodings import RotaryEncoding
 from pelocality.models._calls import changes_call
 from pelocality.models.families import ATTACHED, Architecture
+
+# Attention modules take cosines and sines under these names.
+_ANGLES = re.compile("position_embeddings|^cos|^sin|freqs|rotary")
 
 
 def disable_positions(record: Architecture, base: Any) -> None:
@@ -49,6 +56,45 @@ def enable_parameters(module: nn.Module) -> None:
     """Give a module its own parameters again in the place of zeros."""
     for name in _disabled_parameters(module):
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+
+
+# ---- the rotation that an attention module is given
+
+
+def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of an attention module with cosines of 1 and sines of 0."""
+    still: dict[int, Tensor] = {}
+    for first, *sines in _rotations(call):  # a complex number has both
+        still |= {id(first): torch.ones_like(first)} | {id(sin): torch.zeros_like(sin) for sin in sines}
+    return tree_map(lambda each: still.get(id(each), each), call) if still else call
+
+
+def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
+    """Return the rotation by which an attention module is called, read from its first tokens; None without one."""
+    found = _rotations(call)
+    if not found:
+        return None
+    parts = found[0] if len(found[0]) == 2 else (found[0][0].real, found[0][0].imag)
+    cos, sin = (each.detach().flatten(0, -3)[0].double() for each in parts)  # (n, d or d / 2)
+    angle, half = torch.atan2(sin, cos), cos.shape[-1] // 2
+    if torch.equal(angle[:, :half], angle[:, half:]):
+        angle = angle[:, :half]
+    elif torch.equal(angle[:, 0::2], angle[:, 1::2]):
+        angle = angle[:, 0::2]
+    frequencies = angle[1]
+    for position in range(2, len(angle)):  # each reading is as exact as the dtype, and divides its error by more
+        turns = (position * frequencies - angle[position]) / (2 * math.pi)
+        frequencies = (angle[position] + 2 * math.pi * turns.round()) / position
+    return RotaryEncoding(2 * len(frequencies), frequencies=frequencies, attention_scaling=float(cos[0, 0]))
+
+
+def _rotations(call: dict[str, Any]) -> list[tuple[Tensor, ...]]:
+    """Return each pair of cosines and sines, or complex tensor, among the arguments of a call."""
+    given = [each for name, each in call.items() if each is not None and _ANGLES.search(name)]
+    tensors = [each for each in given if isinstance(each, Tensor)]
+    pairs = [tuple(each) for each in given if isinstance(each, tuple | list) and len(each) == 2]
+    pairs += [(each,) for each in tensors if each.is_complex()] or ([tuple(tensors)] if len(tensors) == 2 else [])
+    return [pair for pair in pairs if pair[0].shape == pair[-1].shape]
 
 
 # ---- a table

@@ -1,0 +1,356 @@
+"""Where an encoding acts: on queries, keys and mask wherever a module computes self-attention.
+
+Biases, rotations and biases computed from content are applied by one mode. Keys are rotated before they enter a cache.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from pelocality._checks import HIDDEN
+from pelocality.encodings import ContentEncoding, RotaryEncoding
+from pelocality.models._weights import loaded
+from pelocality.models.families import no_continuous_batching
+from pelocality.models.observer import (
+    BATCHED,
+    SOFTMAXES,
+    is_self_attention,
+    kernel_call,
+    kernel_weights,
+    module_call,
+    module_visible,
+    unobserved,
+)
+
+_LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # Granite scales its output by this for its sinks
+_KERNEL, _MODULE = functional.scaled_dot_product_attention, functional.multi_head_attention_forward
+
+
+class Encoded(TorchFunctionMode):
+    """Applies an encoding to every self-attention that is computed in a with-statement.
+
+    Args:
+        attached: The `Attached` of the module that runs. Its ``note`` is called with a function that computes the
+            weights without a bias, (..., n, n or more columns for added keys), and the visible keys.
+    """
+
+    def __init__(self, attached: Any) -> None:
+        super().__init__()
+        self.attached, self.encoding, self.heads = attached, attached.encoding, attached.place.heads
+        self.by_content = isinstance(self.encoding, ContentEncoding)
+        self.rotates = isinstance(self.encoding, RotaryEncoding)
+        self.seen: list[tuple[int, int]] = []
+        """Queries and keys of each attention, with the encoding or without."""
+        self.encoded: list[tuple[int, int]] = []
+        """Queries and keys of each attention that got the encoding."""
+        self.cache: Any = None  # the cache that the module was given
+        self.past: Any = None  # the number of tokens before the first query, None without a cache
+        self.before: Any = None  # the number of keys before the key of the first query, None without a cache
+        self._keys_are_rotated = False
+        self._step = "queries and keys"  # what the next product of attention in steps is of
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        change = self._change(func)
+        if change is None:
+            return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            args, kwargs = change(func, args, kwargs)
+        else:
+            with unobserved():
+                args, kwargs = change(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _change(self, func: Any) -> Callable[..., Any] | None:
+        """Return the method that applies the encoding to the arguments of a function of torch, or None."""
+        if func is _KERNEL:
+            return self._change_kernel
+        if func is _MODULE:
+            return self._change_module
+        if func in SOFTMAXES or func in _LOGSUMEXP:
+            return self._change_softmax
+        return self._change_product if self.by_content and func in BATCHED else None
+
+    def check(self, name: str, hidden: Tensor | None) -> None:
+        """Refuse a forward pass of an attention module of this class without attention over its tokens.
+
+        Args:
+            name: The class.
+            hidden: The states that the module was given, None for any module, which may add tokens of its own.
+
+        Raises:
+            ValueError: No attention was seen, or attention over other keys than the tokens and those before them.
+        """
+        others = [] if hidden is None else [each for each in self.encoded if each[0] not in hidden.shape]
+        if not self.seen:
+            raise ValueError(f"an encoding is attached to {name}, which computes no attention that torch shows")
+        if others or not (self.encoded or hidden is None):
+            shown = " and ".join(f"{q} queries and {k} keys" for q, k in dict.fromkeys(others or self.seen))
+            raise ValueError(
+                f"an attached encoding is for the tokens of a text and those before them, but {name} computes "
+                f"attention of {shown}; call the model without inputs that add other keys"
+            )
+
+    # ---- queries, keys and mask
+
+    def rotate_before_cache(self, key: Tensor, past: Any) -> Tensor:
+        """Return the keys of new tokens (batch, heads, n, d) as they enter a cache.
+
+        A cache may hold something else than keys, such as the latent vectors of DeepSeek-V2; keys that are made from
+        these are rotated by each attention.
+        """
+        self.past = past
+        if not self.rotates or key.shape[-1] != self.attached.place.key_size:
+            return key
+        self._keys_are_rotated = True
+        return self._rotate(key, past)
+
+    def _rotate(self, states: Tensor, first: Any) -> Tensor:
+        """Return queries or keys (batch, heads, n, d) rotated from the position of the first one on."""
+        size = states.shape[-1] - self.encoding.dim if self.attached.place.rotates_last else 0
+        with loaded(self.encoding, [self.encoding]):
+            rotated = self.encoding.rotate(
+                states[..., size:], *self.encoding.angles_from(first, states.shape[-2], states.device)
+            )
+        return torch.cat([states[..., :size], rotated], -1) if size else rotated
+
+    def _rotated(self, query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Tensor]:
+        """Return queries (batch, heads, q, d) and keys, rotated unless these were when they entered the cache."""
+        self.encoded.append((query.shape[-2], key.shape[-2]))
+        if self._keys_are_rotated:
+            return self._rotate(query, self.past), key
+        return self._rotate(query, before), self._rotate(key, 0)
+
+    def _keys_before(self, queries: int, slots: int, visible: Tensor | None) -> Any:
+        """Return the number of keys before the key of the first query: a static cache has room for later ones."""
+        if self.before is not None:
+            return self.before
+        if visible is None or slots == queries:
+            return slots - queries
+        return int(visible[..., -1, :].nonzero()[:, -1].max()) + 1 - queries  # keys of an earlier layer's cache
+
+    def _bias(
+        self,
+        bias_of: Callable[..., Tensor],
+        queries: int,
+        slots: int,
+        visible: Tensor | None,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """Return what is added to logits, or the visible keys, (batch or 1, heads or 1, query, slot).
+
+        Args:
+            bias_of: A function of the number of keys, the visible ones among them, and further logits.
+            queries: The number of queries.
+            slots: The number of keys that attention is given, some of which may come after the last query.
+            visible: (..., query or 1, slot), or None where all are.
+            added: Further logits, (..., query or 1, slot).
+        """
+        self.encoded.append((queries, slots))
+        before = self._keys_before(queries, slots, visible)
+        if isinstance(before, Tensor) and not (self.by_content or self.attached.by_distance):
+            before = int(before)
+        if isinstance(before, Tensor):  # reading its number would make the host wait for the device
+            slot = torch.arange(slots, device=before.device)
+            visible = slot < before + queries if visible is None else visible
+            if self.by_content:  # CoPE counts the visible keys alone
+                return bias_of(slots, visible, added)
+            # Keys are counted from the last query, whose key comes last in this order.
+            order, back = ((slot + shift) % slots for shift in (before + queries, -before - queries))
+            bias = bias_of(slots, visible[..., order], None if added is None else added[..., order])[..., back]
+        else:
+            keys = before + queries
+            cut = (each if each is None or keys == slots else each[..., :keys] for each in (visible, added))
+            bias = bias_of(keys, *cut)
+            bias = functional.pad(bias, (0, slots - keys), value=False if bias.dtype == torch.bool else -torch.inf)
+        return bias[(None,) * (4 - bias.ndim)]
+
+    def _additive(self, queries: int, dtype: torch.dtype) -> Callable[..., Tensor]:
+        """Return the function from keys, their visibility and further logits to the bias of an encoding."""
+
+        def bias_of(keys: int, visible: Tensor | None, added: Tensor | None) -> Tensor:
+            with loaded(self.encoding, [self.encoding]):
+                bias: Tensor = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
+            return bias
+
+        return bias_of
+
+    def _of_content(self, query: Tensor, key: Tensor, scale: float | None) -> Callable[..., Tensor]:
+        """Return the same function of an encoding that computes its bias from queries and keys."""
+        for_all = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # heads of queries may share a key
+
+        def bias_of(keys: int, visible: Tensor | None, added: Tensor | None) -> Tensor:
+            with loaded(self.encoding, [self.encoding]):
+                inputs = self.encoding.attention_inputs(
+                    query, for_all[:, :, :keys], mask=visible, added=added, scale=scale
+                )
+            bias: Tensor = inputs[2]
+            return bias
+
+        return bias_of
+
+    # ---- torch's kernel
+
+    def _change_kernel(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Apply the encoding to the arguments of torch's kernel."""
+        call = kernel_call(args, kwargs)
+        given, key, mask = call["query"], call["key"], call.get("attn_mask")
+        batch = len(given) if given.ndim > 3 else len(given) // self.heads
+        # heads may stand where texts do, or, of one query that shares its key with other heads, where queries do
+        query = given.reshape(batch, self.heads, -1, given.shape[-1])
+        key = key.reshape(batch, -1, *key.shape[-2:])
+        queries, slots = query.shape[2], key.shape[2]
+        self.seen.append((queries, slots))
+        self.attached.key_size = key.shape[-1]
+        if slots < queries:  # attention to others than the tokens
+            return (), call
+        if call.get("is_causal"):
+            mask = torch.ones(queries, slots, dtype=torch.bool, device=query.device).tril()
+        if self.attached.note is not None:
+            without = call | {"attn_mask": mask, "is_causal": False}
+            self.attached.note(lambda: kernel_weights(without))
+        if mask is not None:
+            mask = mask.reshape(-1, self.heads, queries, slots) if self._by_head(mask, given) else mask
+            mask = mask[(None,) * (4 - mask.ndim)]
+        added = None if mask is None or mask.dtype == torch.bool else mask
+        visible = mask if added is None else added > HIDDEN
+        if self.rotates:
+            query, key = self._rotated(query, key, self._keys_before(queries, slots, visible))
+            return (), call | {"query": query.reshape(given.shape), "key": key.reshape(call["key"].shape)}
+        content = self._of_content(query, key, call.get("scale")) if self.by_content else None
+        bias = self._bias(content or self._additive(queries, query.dtype), queries, slots, visible, added)
+        if bias.dtype != torch.bool and added is not None:
+            bias = bias.clamp(min=least(query))
+        if given.ndim == 3 or given.shape[1] < self.heads:
+            bias = bias.expand(batch if given.ndim == 3 else -1, self.heads, -1, -1)
+            bias = bias.reshape(*(given.shape[:-2] if given.ndim == 3 else (len(bias), -1)), given.shape[-2], slots)
+        return (), call | {"attn_mask": bias, "is_causal": False}
+
+    def _by_head(self, mask: Tensor, query: Tensor) -> bool:
+        """Return whether the heads of a mask stand in the axis of texts, or in that of the one query."""
+        if query.ndim == 3:
+            return mask.ndim == 3 and len(mask) > 1
+        return query.shape[1] < self.heads and mask.ndim == 4 and mask.shape[2] > 1
+
+    # ---- the function behind nn.MultiheadAttention
+
+    def _change_module(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Put the bias into the mask of the function behind `nn.MultiheadAttention`."""
+        call = module_call(args, kwargs)
+        query, mask, padding = call["query"], call.get("attn_mask"), call.get("key_padding_mask")  # True hides
+        self.seen.append((len(query), len(call["key"])))
+        if not is_self_attention(call):
+            return (), call
+        self._refuse_content("nn.MultiheadAttention, which projects inside torch")
+        n, heads, batch = len(query), call["num_heads"], query.shape[1] if query.ndim == 3 else 1
+        visible = module_visible(call, HIDDEN)
+        if padding is not None and padding.dtype == torch.bool:
+            call["key_padding_mask"] = torch.zeros_like(padding, dtype=query.dtype).masked_fill(padding, -torch.inf)
+        if self.attached.note is not None:
+            without = call | {"need_weights": True, "average_attn_weights": False}
+            self.attached.note(lambda: (func(**without)[1], visible))
+        added = None
+        if mask is not None and mask.is_floating_point():
+            added = mask.reshape(-1, heads if mask.ndim == 3 else 1, n, n)
+        bias = self._bias(self._additive(n, query.dtype), n, n, visible, added)
+        return (), call | {"attn_mask": bias.expand(batch, heads, -1, -1).flatten(0, 1), "is_causal": False}
+
+    # ---- attention in steps: a product, a softmax
+
+    def _change_product(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Rotate queries (..., q, d) and keys (..., d, k) in their first product."""
+        names = [name for name in ("batch1", "batch2") if name in kwargs]
+        query, key = [*args, *(kwargs[name] for name in names)][-2:]
+        if self._step != "queries and keys" or min(query.ndim, key.ndim) < 3 or query.shape[-1] != key.shape[-2]:
+            self._step = "queries and keys" if self._step == "values" else self._step
+            return args, kwargs
+        if not self.rotates:
+            self._refuse_content("attention in steps; call model.set_attn_implementation('sdpa')")
+        self._step = "nothing before the softmax"
+        self.attached.key_size = query.shape[-1]
+        if self.cache is not None and self.before is None and isinstance(self.cache.get_seq_length(), Tensor):
+            raise ValueError(
+                "keys of an earlier layer in a static cache are not rotated in attention in steps; call "
+                "model.set_attn_implementation('sdpa')"
+            )
+        by_head = [each.reshape(-1, self.heads, *each.shape[-2:]) for each in (query, key)]
+        before = self._keys_before(query.shape[-2], key.shape[-1], None)
+        rotated, encoded = self._rotated(by_head[0], by_head[1].mT, before)
+        product = rotated.reshape(query.shape), encoded.mT.reshape(key.shape)
+        if names:
+            return args, kwargs | dict(zip(names, product, strict=True))
+        return (*args[:-2], *product), kwargs
+
+    def _change_softmax(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Add the bias to logits over keys, perhaps with the column of a sink; leave others as they are."""
+        logits, others = (args[0], args[1:]) if args else (kwargs["input"], ())
+        kwargs = {name: each for name, each in kwargs.items() if name != "input"}
+        as_they_are = (logits, *others), kwargs
+        sinks = int(self.attached.place.sink)
+        if logits.ndim < 3:
+            return as_they_are
+        queries, slots = logits.shape[-2], logits.shape[-1] - sinks
+        self.seen.append((queries, slots))
+        if slots < queries:
+            return as_they_are
+        split = logits if logits.ndim > 3 else logits.reshape(-1, self.heads, *logits.shape[1:])
+        own, noted = split[..., :slots], self.attached.note is not None and func in SOFTMAXES
+        if self.by_content and not noted:
+            self._step = "values"
+            return as_they_are
+        largest = own.detach().amax(-1, keepdim=True)
+        visible = own > largest + HIDDEN
+        if noted:
+            self.attached.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
+        bias = self._bias(self._additive(queries, logits.dtype), queries, slots, visible)
+        biased = (own + bias).clamp(min=least(logits))
+        biased = torch.cat([biased, split[..., slots:]], -1) if sinks else biased
+        return (biased.reshape(logits.shape), *others), kwargs
+
+    def _refuse_content(self, where: str) -> None:
+        if self.by_content:
+            raise ValueError(f"{type(self.encoding).__name__} acts on queries and keys, and is not applied in {where}")
+
+
+class CachedKeys:
+    """A cache of transformers as an attention module with an encoding sees it.
+
+    Args:
+        cache: The cache, or the two caches of an encoder-decoder model.
+        mode: The mode that runs, which is told how many tokens came before, and rotates keys as they enter the cache.
+    """
+
+    def __init__(self, cache: Any, mode: Encoded) -> None:
+        self._cache, self._mode = getattr(cache, "self_attention_cache", cache), mode
+        if not hasattr(self._cache, "get_mask_sizes"):
+            no_continuous_batching()
+        mode.cache = self._cache
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Cache the keys and values of new tokens, and return those of all."""
+        past = self._cache.get_seq_length(layer_idx)
+        past = past.clone() if isinstance(past, Tensor) else past  # a static cache adds to it in place
+        rotated = self._mode.rotate_before_cache(key_states, past)
+        keys, values = self._cache.update(rotated, value_states, layer_idx, *args, **kwargs)
+        # a cache of a window holds its last keys alone
+        self._mode.before = past if isinstance(past, Tensor) else min(past, keys.shape[-2] - key_states.shape[-2])
+        return keys, values
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def least(states: Tensor) -> float:
+    """Return the number that hides a key: finite in every dtype that attention may cast its logits to.
+
+    The softmax of a row of -inf alone would be NaN.
+    """
+    device = states.device.type
+    dtypes = [states.dtype, torch.float32]  # many families take the softmax of float64 in float32
+    if torch.is_autocast_enabled(device):
+        dtypes.append(torch.get_autocast_dtype(device))
+    return max(torch.finfo(dtype).min for dtype in dtypes)

@@ -1,0 +1,217 @@
+"""Encodings put into the attention modules of a model, and taken out again."""
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pelocality.encodings import Encoding, RotaryEncoding
+from pelocality.models._calls import call_of
+from pelocality.models._inference import inference
+from pelocality.models._restore import called, hooked, override, restore_module, restoring
+from pelocality.models._weights import execution_device
+from pelocality.models.attaching.calls import check_call
+from pelocality.models.attaching.positions import (
+    disable_named,
+    disable_positions,
+    enable_parameters,
+    own_rotation,
+    without_rotation,
+)
+from pelocality.models.attaching.saving import warn_of_adapters
+from pelocality.models.attaching.submodule import Attached, Place
+from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching, without_cache
+from pelocality.models.layers import first_column, heads_lead, texts_of
+from pelocality.models.observer import Attention
+from pelocality.models.sequence_model import SequenceModel
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where encodings go in a model, and what they take the place of.
+
+    Attributes:
+        model: The model.
+        places: Its attention modules, in the order in which they run first, and how each computes attention.
+        disable: Whether its positions are disabled.
+        names: The parts and parameters to disable in a model whose positions are not known.
+        replaces: Whether the encodings take the place of the model's own rotation.
+    """
+
+    model: SequenceModel
+    places: dict[nn.Module, Place]
+    disable: bool
+    names: Sequence[str] = ()
+    replaces: bool = False
+
+    def with_places(self, **values: Mapping[nn.Module, Any]) -> Self:
+        """Return the plan with other values of attributes of its places, each by module."""
+        places = dict(self.places)
+        for name, by_module in values.items():
+            places |= {module: places[module]._replace(**{name: value}) for module, value in by_module.items()}
+        return replace(self, places=places)
+
+    def install(self, encodings: Sequence[Any], *, disable: bool) -> None:
+        """Attach encodings, one for each place or None; `remove` undoes it, also where it was interrupted."""
+        model, names = self.model, self.names if disable else ()
+        base, record = model.module, None if model.adds_tokens else model.family
+        implementation = getattr(model.config, "_attn_implementation", None)
+        for each, (module, place) in zip(encodings, self.places.items(), strict=True):
+            if each is not None:
+                part = Attached(each, place, record, disable, names, implementation, disable and self.replaces)
+                part.install(module)
+        for module in transformers_parts(model):
+            override(module, "init_continuous_batching", _init_continuous_batching)
+            if record is not None:
+                module.register_forward_pre_hook(check_call(next(iter(self.places))), with_kwargs=True)
+        base.register_state_dict_post_hook(warn_of_adapters)
+        if record is None:
+            disable_named(base, names)
+        elif disable and not self.replaces:
+            disable_positions(record, base)
+        if "torch._dynamo" in sys.modules:  # compiled code notices a removed submodule, but no new hook
+            torch.compiler.reset()
+
+    @contextmanager
+    def trial(self, encodings: Sequence[Any], *, disable: bool) -> Iterator[None]:
+        """Attach copies of encodings for the time of a block."""
+        with restoring(functools.partial(remove, self.model)):
+            self.install(fitted(self, encodings), disable=disable)
+            yield
+
+
+def remove(model: SequenceModel) -> None:
+    """Remove the encodings of a model and all that was switched on with them, also where either was interrupted."""
+    base = model.module
+    for module in list(base.modules()):
+        if ATTACHED in module._modules:
+            getattr(module, ATTACHED).uninstall(module)
+    for module in list(base.modules()):
+        restore_module(module, __package__)
+        enable_parameters(module)
+    for module in transformers_parts(model):
+        restore_module(module, __package__)
+
+
+def fitted(plan: Plan, encodings: Sequence[Any]) -> list[Any]:
+    """Return copies on the devices of the attention modules, at least as precise as their weights."""
+    base = plan.model.module
+    return [
+        None if each is None else _fitting(each, module, base)
+        for each, module in zip(encodings, plan.places, strict=True)
+    ]
+
+
+def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
+    weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
+    # weights of a quantised module are integers, and a softmax may be a module without any
+    weights = weights or [parameter for parameter in base.parameters() if parameter.is_floating_point()][:1]
+    precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
+    with torch.inference_mode(False):  # a parameter made in this mode cannot be trained
+        copied = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
+    return copied.train(module.training)
+
+
+def _init_continuous_batching(model: Any, previous: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+    """Refuse continuous batching before transformers starts the thread in which it would call the model."""
+    if attached_biases(model):  # false if the encodings were removed through a part of the model
+        no_continuous_batching()
+    return called(model, "init_continuous_batching", previous)(*args, **kwargs)
+
+
+def transformers_parts(model: SequenceModel) -> list[Any]:
+    """Return the transformers model with its head and without, where it is one."""
+    return [each for each in dict.fromkeys((model.with_head, model.module)) if isinstance(each, PreTrainedModel)]
+
+
+def reading(model: nn.Module, inputs: Any = None) -> SequenceModel:
+    """Return the `SequenceModel` of a model that reads no token ids, or none that are known."""
+    return SequenceModel(model, inputs=lambda sample, length: inputs)
+
+
+# ---- what runs
+
+
+def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
+    """Return how each module computes self-attention on a batch, in the order in which they run first.
+
+    Raises:
+        ValueError: No attention was seen, or attention outside of every part of the model, or with heads before texts,
+            or behind a key that is no token's.
+    """
+    running: list[nn.Module] = []
+    found: dict[nn.Module, Place] = {}
+    first: list[Tensor] = []
+    values: list[Tensor | None] = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        running.append(module)
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        running.pop()
+
+    def note(attention: Attention) -> None:
+        shape = attention.weights.shape
+        # a softmax may be a module of its own, without projections of queries and keys
+        owner = next((each for each in reversed(running) if next(each.parameters(), None) is not None), running[-1])
+        values.append(attention.values)
+        if not found:
+            first.append(attention.weights)
+        heads = shape[1] if len(shape) > 3 else shape[0] // texts_of(inputs)
+        causal = not bool(attention.visible.broadcast_to(shape).triu(1).any())
+        before = found.setdefault(owner, Place(heads, attention.sink, causal))
+        found[owner] = before._replace(causal=before.causal and causal)
+
+    with inference(model.module), hooked(model.module.modules(), enter, leave, last=True):
+        model.watch(inputs, note, None)
+    reason = None
+    if unseen := [] if model.adds_tokens else _unseen(model, found):
+        reason = f"it has {type(unseen[0]).__name__}, which computes no attention that torch shows"
+    elif not found:
+        reason = "it computed no attention over its tokens"
+    elif heads_lead(model, inputs, first[0]):
+        reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
+    elif model.adds_tokens and first_column(model, inputs, values):
+        reason = "its first key does not belong to a token"
+    if reason:
+        raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
+    return found
+
+
+def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the attention modules of a transformers model of tokens, by its record, in which no attention was seen."""
+    inside = {part for module in seen for part in module.modules()}
+    known = model.family.attention_modules(model.module)
+    return [module for module in known if inside.isdisjoint(module.modules())]
+
+
+def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: Any) -> list[RotaryEncoding | None]:
+    """Return the rotation that each attention module is given and uses, None where there is none."""
+    found: dict[nn.Module, RotaryEncoding] = {}
+
+    def note(attention: Any, args: Any, kwargs: Any, output: Any) -> None:
+        call = without_cache(call_of(attention, args, kwargs))
+        rotation = own_rotation(call)
+        if rotation is None or attention in found:
+            return
+        again = attention.forward(**without_rotation(call))
+        if not all(map(torch.equal, states_of(output), states_of(again))):
+            found[attention] = rotation
+
+    modules = list(modules)
+    with inference(model.module), hooked(modules, after=note):
+        model.outputs(inputs)
+    return [found.get(module) for module in modules]
+
+
+def states_of(output: Any) -> list[Tensor]:
+    """Return the hidden states in the output of an attention module."""
+    first = output[0] if isinstance(output, tuple) else output
+    return [first] if isinstance(first, Tensor) else list(first)
