@@ -21,6 +21,7 @@ import inspect
 import textwrap
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ from transformers import CONFIG_MAPPING, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from benchmarks.attaching import off_by
-from pelocality import NoEncoding, RotaryEncoding, attach, audit, positional_attention
+from pelocality import AttenuatedEncoding, NoEncoding, RotaryEncoding, attach, audit, positional_attention
 from pelocality.models import SequenceModel
-from pelocality.models.attaching.rotary.modules import ModuleRotation, has_rotations, rotary_places
+from pelocality.models.attaching.attach import batch_for
+from pelocality.models.attaching.installing import find_places, own_rotations
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
 _LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names
@@ -232,23 +234,58 @@ def without_own_positions(model: Any) -> None:
     attach(model, NoEncoding()).remove()
 
 
+def rotations(model: Any) -> list[tuple[RotaryEncoding, int]]:
+    """Return a rotation for each attention module that may rotate, and the number of heads of its keys."""
+    known = SequenceModel(model)
+    inputs = batch_for(known, None)
+    places = find_places(known, inputs)
+    own = own_rotations(known, places, inputs)
+    groups = [getattr(module, "num_key_value_groups", 1) for module in places]
+    heads = [place.heads // size for place, size in zip(places.values(), groups, strict=True)]
+    found = [(each, number) for each, number in zip(own, heads, strict=True) if each is not None]
+    return found or [(RotaryEncoding(4), number) for number in heads]
+
+
 def rotated(model: Any) -> str:
     """Attach rotations, which `attach` proves or refuses: other frequencies in each layer, and by head where it can."""
-    known = SequenceModel(model)
-    if not has_rotations(known):
-        attach(model, RotaryEncoding(4)).remove()
-        return "yes"
-    kind = ModuleRotation(known, disable=True)
-    kind.places = rotary_places(known)
-    own = [(place, each) for place, each in zip(kind.places, kind.own_rotations(), strict=True) if each is not None]
-    attach(model, [each.scaled(0.8) for _, each in own]).remove()
-    heads = [each.with_heads(place.heads) for place, each in own]
-    by_head = [each.scaled([0.5 + head / each.heads for head in range(each.heads)]) for each in heads]
+    every = rotations(model)
+    attach(model, [each.scaled(0.8) for each, _ in every]).remove()
+    by_head = [each.with_heads(heads).scaled([0.5 + head / heads for head in range(heads)]) for each, heads in every]
     try:
         attach(model, by_head).remove()
     except ValueError:
         return "yes"
     return "by head"
+
+
+def cached_off(model: Any) -> float | None:
+    """Return how far outputs with a cache are from those without one, with a bias and with a rotation.
+
+    Returns:
+        The largest difference, relative to the largest output; None for a model without a cache, or whose cache is not
+        exact without an encoding either.
+    """
+    base = SequenceModel(model).module
+    ids = torch.randint(6, 90, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+
+    def off() -> float:
+        with torch.no_grad():
+            whole = base(ids)[0][:, -3:]
+            cache = base(ids[:, :-3], use_cache=True).past_key_values
+            part = base(ids[:, -3:], past_key_values=cache, use_cache=True)[0]
+        return float((part - whole).abs().max() / whole.abs().max())
+
+    try:
+        if not off() < 1e-5:
+            return None
+    except Exception:  # a model without a cache fails in its own way
+        return None
+    errors = []
+    with suppress(ValueError), attach(model, AttenuatedEncoding(decay=0.3, causal=True)):
+        errors.append(off())
+    with suppress(ValueError), attach(model, [each.scaled(0.8) for each, _ in rotations(model)]):
+        errors.append(off())  # what is refused has a column of its own
+    return max(errors, default=None)
 
 
 def outcome(function: Any, model: Any) -> tuple[str, Any]:
@@ -300,7 +337,11 @@ def row_of(model: Any) -> dict[str, Any]:
     if row["attached"] == "yes" and outcome(without_own_positions, model)[0] == "no":
         row["attached"] = "keeps its own"
     answer, how = outcome(rotated, model)
-    row["rotated"] = how if answer == "yes" else "no"
+    row["rotated"], row["not_rotated"] = (how, "") if answer == "yes" else ("no", how)
+    answer, off = outcome(cached_off, model)
+    row["cached_off"] = off if answer == "yes" else None
+    if answer == "yes" and (off or 0) > 1e-5:
+        reasons[f"WRONG with a cache: {off}"] = ["cached"]
     row["reason"] = "; ".join(f"not {', '.join(names)}: {reason}" for reason, names in reasons.items())
     return row | {"seconds": round(time.perf_counter() - start, 2)}
 

@@ -279,11 +279,12 @@ class RotaryEncoding(ContentEncoding):
         self._check_size(states)
         if (size := states.shape[-3] // len(cos)) > 1 < len(cos):  # adjacent heads share their keys
             cos, sin = (each.repeat_interleave(size, 0) for each in (cos, sin))
-        x, rest = states[..., : self.dim].to(torch.promote_types(states.dtype, cos.dtype)), states[..., self.dim :]
-        real, imaginary = self._parts(x)
+        x = states if self.dim == states.shape[-1] else states[..., : self.dim]
+        real, imaginary = self._parts(x.to(torch.promote_types(states.dtype, cos.dtype)))
         parts = (real * cos - imaginary * sin, imaginary * cos + real * sin)
         rotated = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
-        return torch.cat([rotated.to(states.dtype), rest], -1)
+        rotated = rotated.to(states.dtype)
+        return rotated if x is states else torch.cat([rotated, states[..., self.dim :]], -1)
 
     def extra_repr(self) -> str:  # noqa: D102
         learned = ", learnable=True" if self.learnable else ""

@@ -1,7 +1,7 @@
 from . import families as families
 from .attaching.attach import Attachment as Attachment, attach as attach, attached as attached
 from .attaching.loading import load as load
-from .attaching.rotary.targets import rotary_from_targets as rotary_from_targets
+from .attaching.rotation_targets import rotary_from_targets as rotary_from_targets
 from .auditing import (
     Audit as Audit,
     AuditComparison as AuditComparison,

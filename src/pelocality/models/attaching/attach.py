@@ -1,6 +1,5 @@
 """Attaching encodings to a model, and removing them again."""
 
-import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +41,6 @@ class Attachment:
     encodings: tuple[Encoding, ...]
     position_embeddings: Positions
     _keys: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
-    _block: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_keys", self._attached_keys())
@@ -74,18 +72,12 @@ class Attachment:
         return frozenset() if model is None else frozenset(bias.key for bias in model.encodings)
 
     def __enter__(self) -> Self:
-        if self._block is not None and self._is_attached():
-            raise ValueError("the block of this attachment was entered already; call attach again after leaving it")
-        # the block holds a copy: in a reference cycle, an interrupt that skips its end would leave it open
-        object.__setattr__(self, "_block", restoring(copy.copy(self).remove))
-        self._block.__enter__()  # an interrupt may come at any time after this
         if not self._is_attached():
             raise ValueError("the encodings of this attachment were removed; call attach again")
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._block.__exit__(*error)
-        object.__setattr__(self, "_block", None)
+        self.remove()
 
 
 def attach(
@@ -113,8 +105,8 @@ def attach(
             hybrid, the attention layers are changed, and in a model of images and text, the language model.
         encoding: One encoding, copied for every layer, or a list with one encoding per layer. Layers that share their
             weights (ALBERT) share their encoding, so the list has one encoding per group. An encoding with one head
-            serves all heads. A `RotaryEncoding` replaces the rotation of a rotary model, or rotates the queries and
-            keys of a model that has projections for them. A rotation adds no bias.
+            serves all heads. A `RotaryEncoding` replaces the rotation of a rotary model; in any other model, it rotates
+            queries and keys. `CoPE` needs torch's kernel (``"sdpa"``).
         position_embeddings: ``"disable"``: the model's position embeddings have no effect. Then only the encoding gives
             the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the encoding is
             added to the position embeddings.
@@ -122,8 +114,7 @@ def attach(
             fails, there is an error: a bias of zero changes no output; any other bias enters the logits of every
             attention layer exactly; hidden keys (padding or the future) stay hidden; with positions disabled and all
             masks opened, the order of tokens has no effect (in a hybrid, on its attention layers); after removal the
-            outputs are those before. Give False for a model that cannot be run here, such as a model sharded over
-            processes.
+            outputs are those before. Without a proof, the model is run once, to find its attention.
         example_inputs: For any module except a transformers model of token ids: a batch that the module reads (a
             tensor, a tuple or a dict). `attach` finds the attention on this batch, and proves the bias on it.
         layers: The layers that get the encoding, by their number in the order in which they run; by default all.
@@ -167,11 +158,12 @@ def attach(
     if model.encodings or any(each.record is None for each in attached_biases(model.given)):
         raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
     disables = position_embeddings == "disable"
-    _check_positions(model, disables, disable, example_inputs)
+    rotary = _is_rotary(encoding)
+    _check_positions(model, disables, disable, example_inputs, rotary=rotary)
     inputs = batch_for(model, example_inputs)
     places = find_places(model, inputs)
     own: list[Any] = [None for _ in places]
-    if (rotary := _is_rotary(encoding)) and disables:
+    if rotary and disables:
         own = own_rotations(model, places, inputs)
     plan = Plan(model, places, disables, tuple(disable), replaces=any(each is not None for each in own))
     reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
@@ -180,7 +172,7 @@ def attach(
     encodings = _copies(plan, encoding, layers, own)
     if rotary:
         plan = fit_rotations(plan, encodings, own, inputs)
-    if prove:
+    elif prove:
         prove_encodings(plan, inputs if model.adds_tokens else None)
     with restoring_on_error(functools.partial(remove, model)):
         plan.install(encodings, disable=disables)
@@ -201,7 +193,7 @@ def _refuse_token_ids(model: Any) -> None:
         raise ValueError(f"example_inputs is for modules that read no token ids, but {known} does: {advice}")
 
 
-def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], inputs: Any) -> None:
+def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], inputs: Any, *, rotary: bool) -> None:
     """Refuse positions that cannot be disabled, names where positions are known, and models without exact logits."""
     if model.adds_tokens:
         if disables and not names:
@@ -220,7 +212,7 @@ def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str],
     if inputs is not None:
         raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does; leave it out")
     _ = model.device  # this property refuses weights on the meta device
-    if reason := family.why_not_additive(base):
+    if not rotary and (reason := family.why_not_additive(base)):
         raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")
     check_implementation(base)
 

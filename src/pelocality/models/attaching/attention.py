@@ -51,29 +51,22 @@ class Encoded(TorchFunctionMode):
         self.past: Any = None  # the number of tokens before the first query, None without a cache
         self.before: Any = None  # the number of keys before the key of the first query, None without a cache
         self._keys_are_rotated = False
+        # how the arguments of functions of torch are changed
+        self._changes: dict[Any, Callable[..., Any]] = {_KERNEL: self._change_kernel, _MODULE: self._change_module}
+        self._changes |= dict.fromkeys((*SOFTMAXES, *_LOGSUMEXP), self._change_softmax)
+        if self.by_content:
+            self._changes |= dict.fromkeys(BATCHED, self._change_product)
         self._step = "queries and keys"  # what the next product of attention in steps is of
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        change = self._change(func)
-        if change is None:
-            return func(*args, **kwargs)
+        if (change := self._changes.get(func)) is None:
+            return func(*args, **(kwargs or {}))
         if torch.compiler.is_compiling():
-            args, kwargs = change(func, args, kwargs)
+            args, kwargs = change(func, args, kwargs or {})
         else:
             with unobserved():
-                args, kwargs = change(func, args, kwargs)
+                args, kwargs = change(func, args, kwargs or {})
         return func(*args, **kwargs)
-
-    def _change(self, func: Any) -> Callable[..., Any] | None:
-        """Return the method that applies the encoding to the arguments of a function of torch, or None."""
-        if func is _KERNEL:
-            return self._change_kernel
-        if func is _MODULE:
-            return self._change_module
-        if func in SOFTMAXES or func in _LOGSUMEXP:
-            return self._change_softmax
-        return self._change_product if self.by_content and func in BATCHED else None
 
     def check(self, name: str, hidden: Tensor | None) -> None:
         """Refuse a forward pass of an attention module of this class without attention over its tokens.
@@ -107,15 +100,16 @@ class Encoded(TorchFunctionMode):
         if not self.rotates or key.shape[-1] != self.attached.place.key_size:
             return key
         self._keys_are_rotated = True
-        return self._rotate(key, past)
+        with torch._C.DisableTorchFunction():  # the mode has nothing to change here
+            return self._rotate(key, past)
 
     def _rotate(self, states: Tensor, first: Any) -> Tensor:
         """Return queries or keys (batch, heads, n, d) rotated from the position of the first one on."""
-        size = states.shape[-1] - self.encoding.dim if self.attached.place.rotates_last else 0
+        place = self.attached.place
+        size = states.shape[-1] - self.encoding.dim if place.rotates_last else 0
         with loaded(self.encoding, [self.encoding]):
-            rotated = self.encoding.rotate(
-                states[..., size:], *self.encoding.angles_from(first, states.shape[-2], states.device)
-            )
+            cos, sin = self.encoding.angles_from(first, states.shape[-2], states.device)
+            rotated = self.encoding.rotate(states[..., size:], cos, -sin if place.rotates_back else sin)
         return torch.cat([states[..., :size], rotated], -1) if size else rotated
 
     def _rotated(self, query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Tensor]:
@@ -135,63 +129,51 @@ class Encoded(TorchFunctionMode):
 
     def _bias(
         self,
-        bias_of: Callable[..., Tensor],
         queries: int,
         slots: int,
+        dtype: torch.dtype,
         visible: Tensor | None,
         added: Tensor | None = None,
+        content: tuple[Tensor, Tensor, float | None] | None = None,
     ) -> Tensor:
         """Return what is added to logits, or the visible keys, (batch or 1, heads or 1, query, slot).
 
         Args:
-            bias_of: A function of the number of keys, the visible ones among them, and further logits.
             queries: The number of queries.
             slots: The number of keys that attention is given, some of which may come after the last query.
+            dtype: That of the logits.
             visible: (..., query or 1, slot), or None where all are.
             added: Further logits, (..., query or 1, slot).
+            content: Queries and keys, (batch, heads, q, d) each, and the factor of their products, for CoPE.
         """
         self.encoded.append((queries, slots))
+
+        def bias_of(keys: int, visible: Tensor | None, added: Tensor | None) -> Any:
+            with loaded(self.encoding, [self.encoding]):
+                if content is None:
+                    return self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
+                query, key, scale = content
+                inputs = self.encoding.attention_inputs(query, key[:, :, :keys], mask=visible, added=added, scale=scale)
+                return inputs[2]
+
         before = self._keys_before(queries, slots, visible)
         if isinstance(before, Tensor) and not (self.by_content or self.attached.by_distance):
             before = int(before)
-        if isinstance(before, Tensor):  # reading its number would make the host wait for the device
-            slot = torch.arange(slots, device=before.device)
-            visible = slot < before + queries if visible is None else visible
-            if self.by_content:  # CoPE counts the visible keys alone
-                return bias_of(slots, visible, added)
-            # Keys are counted from the last query, whose key comes last in this order.
-            order, back = ((slot + shift) % slots for shift in (before + queries, -before - queries))
-            bias = bias_of(slots, visible[..., order], None if added is None else added[..., order])[..., back]
-        else:
+        if not isinstance(before, Tensor):
             keys = before + queries
             cut = (each if each is None or keys == slots else each[..., :keys] for each in (visible, added))
             bias = bias_of(keys, *cut)
             bias = functional.pad(bias, (0, slots - keys), value=False if bias.dtype == torch.bool else -torch.inf)
+            return bias[(None,) * (4 - bias.ndim)]
+        # reading the number would make the host wait for the device
+        slot = torch.arange(slots, device=before.device)
+        visible = slot < before + queries if visible is None else visible
+        if self.by_content:  # CoPE counts the visible keys alone
+            return bias_of(slots, visible, added)
+        # keys are counted from the last query, whose key comes last in this order
+        order, back = ((slot + shift) % slots for shift in (before + queries, -before - queries))
+        bias = bias_of(slots, visible[..., order], None if added is None else added[..., order])[..., back]
         return bias[(None,) * (4 - bias.ndim)]
-
-    def _additive(self, queries: int, dtype: torch.dtype) -> Callable[..., Tensor]:
-        """Return the function from keys, their visibility and further logits to the bias of an encoding."""
-
-        def bias_of(keys: int, visible: Tensor | None, added: Tensor | None) -> Tensor:
-            with loaded(self.encoding, [self.encoding]):
-                bias: Tensor = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
-            return bias
-
-        return bias_of
-
-    def _of_content(self, query: Tensor, key: Tensor, scale: float | None) -> Callable[..., Tensor]:
-        """Return the same function of an encoding that computes its bias from queries and keys."""
-        for_all = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # heads of queries may share a key
-
-        def bias_of(keys: int, visible: Tensor | None, added: Tensor | None) -> Tensor:
-            with loaded(self.encoding, [self.encoding]):
-                inputs = self.encoding.attention_inputs(
-                    query, for_all[:, :, :keys], mask=visible, added=added, scale=scale
-                )
-            bias: Tensor = inputs[2]
-            return bias
-
-        return bias_of
 
     # ---- torch's kernel
 
@@ -221,8 +203,10 @@ class Encoded(TorchFunctionMode):
         if self.rotates:
             query, key = self._rotated(query, key, self._keys_before(queries, slots, visible))
             return (), call | {"query": query.reshape(given.shape), "key": key.reshape(call["key"].shape)}
-        content = self._of_content(query, key, call.get("scale")) if self.by_content else None
-        bias = self._bias(content or self._additive(queries, query.dtype), queries, slots, visible, added)
+        content = None
+        if self.by_content:  # heads of queries may share a key
+            content = query, key.repeat_interleave(self.heads // key.shape[1], 1), call.get("scale")
+        bias = self._bias(queries, slots, query.dtype, visible, added, content)
         if bias.dtype != torch.bool and added is not None:
             bias = bias.clamp(min=least(query))
         if given.ndim == 3 or given.shape[1] < self.heads:
@@ -256,7 +240,7 @@ class Encoded(TorchFunctionMode):
         added = None
         if mask is not None and mask.is_floating_point():
             added = mask.reshape(-1, heads if mask.ndim == 3 else 1, n, n)
-        bias = self._bias(self._additive(n, query.dtype), n, n, visible, added)
+        bias = self._bias(n, n, query.dtype, visible, added)
         return (), call | {"attn_mask": bias.expand(batch, heads, -1, -1).flatten(0, 1), "is_causal": False}
 
     # ---- attention in steps: a product, a softmax
@@ -265,7 +249,8 @@ class Encoded(TorchFunctionMode):
         """Rotate queries (..., q, d) and keys (..., d, k) in their first product."""
         names = [name for name in ("batch1", "batch2") if name in kwargs]
         query, key = [*args, *(kwargs[name] for name in names)][-2:]
-        if self._step != "queries and keys" or min(query.ndim, key.ndim) < 3 or query.shape[-1] != key.shape[-2]:
+        matrices = min(query.ndim, key.ndim) > 2 and query.shape[-1] == key.shape[-2]
+        if self._step != "queries and keys" or not matrices or query.shape[-3] % self.heads:
             self._step = "queries and keys" if self._step == "values" else self._step
             return args, kwargs
         if not self.rotates:
@@ -277,7 +262,7 @@ class Encoded(TorchFunctionMode):
                 "keys of an earlier layer in a static cache are not rotated in attention in steps; call "
                 "model.set_attn_implementation('sdpa')"
             )
-        by_head = [each.reshape(-1, self.heads, *each.shape[-2:]) for each in (query, key)]
+        by_head = [each if each.ndim > 3 else each.reshape(-1, self.heads, *each.shape[-2:]) for each in (query, key)]
         before = self._keys_before(query.shape[-2], key.shape[-1], None)
         rotated, encoded = self._rotated(by_head[0], by_head[1].mT, before)
         product = rotated.reshape(query.shape), encoded.mT.reshape(key.shape)
@@ -306,7 +291,7 @@ class Encoded(TorchFunctionMode):
         visible = own > largest + HIDDEN
         if noted:
             self.attached.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
-        bias = self._bias(self._additive(queries, logits.dtype), queries, slots, visible)
+        bias = self._bias(queries, slots, logits.dtype, visible)
         biased = (own + bias).clamp(min=least(logits))
         biased = torch.cat([biased, split[..., slots:]], -1) if sinks else biased
         return (biased.reshape(logits.shape), *others), kwargs

@@ -147,12 +147,14 @@ def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
             or behind a key that is no token's.
     """
     running: list[nn.Module] = []
+    ran: set[nn.Module] = set()
     found: dict[nn.Module, Place] = {}
     first: list[Tensor] = []
     values: list[Tensor | None] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         running.append(module)
+        ran.add(module)
 
     def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         running.pop()
@@ -172,7 +174,7 @@ def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
     with inference(model.module), hooked(model.module.modules(), enter, leave, last=True):
         model.watch(inputs, note, None)
     reason = None
-    if unseen := [] if model.adds_tokens else _unseen(model, found):
+    if unseen := [] if model.adds_tokens else [each for each in _unseen(model, found) if each in ran]:
         reason = f"it has {type(unseen[0]).__name__}, which computes no attention that torch shows"
     elif not found:
         reason = "it computed no attention over its tokens"
@@ -201,7 +203,7 @@ def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: An
         rotation = own_rotation(call)
         if rotation is None or attention in found:
             return
-        again = attention.forward(**without_rotation(call))
+        again = attention.forward(**without_rotation(call)[0])
         if not all(map(torch.equal, states_of(output), states_of(again))):
             found[attention] = rotation
 

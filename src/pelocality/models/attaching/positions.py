@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_map
 
 from pelocality.encodings import RotaryEncoding
-from pelocality.models._calls import changes_call
+from pelocality.models._calls import argument_names, changes_call
 from pelocality.models.families import ATTACHED, Architecture
 
 # Attention modules take cosines and sines under these names.
@@ -61,12 +60,28 @@ def enable_parameters(module: nn.Module) -> None:
 # ---- the rotation that an attention module is given
 
 
-def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of an attention module with cosines of 1 and sines of 0."""
+def without_rotation(call: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Tensor]]:
+    """Return the arguments of a call of an attention module with cosines of 1 and sines of 0, and what these replace.
+
+    The replaced tensors are given by the ``id`` of the new ones.
+    """
     still: dict[int, Tensor] = {}
-    for first, *sines in _rotations(call):  # a complex number has both
-        still |= {id(first): torch.ones_like(first)} | {id(sin): torch.zeros_like(sin) for sin in sines}
-    return tree_map(lambda each: still.get(id(each), each), call) if still else call
+    replaced: dict[int, Tensor] = {}
+    for pair in _rotations(call):
+        for number, angles in enumerate(pair):  # a complex number is both
+            still[id(angles)] = torch.zeros_like(angles) if number else torch.ones_like(angles)
+            replaced[id(still[id(angles)])] = angles
+
+    def stilled(value: Any) -> Any:
+        pair = isinstance(value, tuple | list) and len(value) == 2
+        return tuple(still.get(id(each), each) for each in value) if pair else still.get(id(value), value)
+
+    return {name: stilled(value) for name, value in call.items()}, replaced
+
+
+def takes_angles(module: nn.Module) -> bool:
+    """Return whether a module is given cosines and sines as arguments."""
+    return any(_ANGLES.search(name) for name in argument_names(module))
 
 
 def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:

@@ -5,6 +5,7 @@ its positions disabled and its masks opened, and as it is again; for a rotation 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -113,14 +114,13 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any], own: Sequence[Any], inpu
     model = plan.model
     trials = [_trial_rotation(*each) for each in zip(encodings, own, strict=True)]
     rotations = [each for each in (*trials, *encodings) if isinstance(each, RotaryEncoding)]
-    pairings = [(False, each.interleaved) for each in rotations[:1]]
-    if plan.replaces:
-        pairings = [(False, False), (False, True), (True, False), (True, True)]
+    pairings = itertools.product((False, True) if plan.replaces else (False,), repeat=3)
     with proving(model, "a rotary encoding", inputs) as (inputs, before):
-        for last, interleaved in pairings:
-            for each in rotations:
+        for last, back, interleaved in pairings:
+            for each in rotations if plan.replaces else ():
                 each.interleaved = interleaved
-            plan = plan.with_places(rotates_last=dict.fromkeys(plan.places, last))
+            every = dict.fromkeys(plan.places, last), dict.fromkeys(plan.places, back)
+            plan = plan.with_places(rotates_last=every[0], rotates_back=every[1])
             with plan.trial(trials, disable=plan.replaces):
                 outputs = outputs_of(model, inputs)
                 rotating = [module for module in plan.places if ATTACHED in module._modules]
@@ -129,6 +129,10 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any], own: Sequence[Any], inpu
                 break
         else:
             check_same(outputs, before, "with its own rotation, or with angles of zero, its outputs are others")
+        if plan.disable and not plan.replaces and not model.adds_tokens:
+            nothing = [NoEncoding() for _ in plan.places]
+            with plan.trial(nothing, disable=True):
+                _check_equivariance(model, inputs["input_ids"])
     # A layer that reads the keys of an earlier one rotates them by an encoding of its own.
     if any(getattr(module, "is_kv_shared_layer", False) for module in plan.places):
         sizes = {}

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from pelocality.encodings import Encoding
 from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.attention import CachedKeys, Encoded
-from pelocality.models.attaching.positions import without_rotation
+from pelocality.models.attaching.positions import takes_angles, without_rotation
 from pelocality.models.families import ATTACHED, Architecture, caches_of
-from pelocality.models.observer import active
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
@@ -33,6 +33,7 @@ class Place(NamedTuple):
         key_size: The dimensions of its keys, if these enter a cache and no later layer reads them from there; or else
             0. Such keys are rotated once, before they enter the cache.
         rotates_last: Whether the last dimensions of queries and keys are rotated, not the first (DeepSeek).
+        rotates_back: Whether queries and keys are rotated in the other direction (nanochat).
     """
 
     heads: int
@@ -40,6 +41,7 @@ class Place(NamedTuple):
     causal: bool = False
     key_size: int = 0
     rotates_last: bool = False
+    rotates_back: bool = False
 
 
 _NAMES = ("encoding", "position_embeddings", "attn_implementation")
@@ -97,6 +99,7 @@ class Attached(nn.Module):
         self.positions_disabled, self.disabled = positions_disabled, tuple(disabled)
         self.implementation, self.is_rotation = implementation, is_rotation
         self.by_distance = _depends_on_distance_alone(encoding)
+        self.replaced_angles: dict[int, Tensor] = {}
         self.key_size = 0  # dimensions of the keys of its last attention
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
@@ -161,6 +164,9 @@ class Attached(nn.Module):
         for name in record.position_methods:
             override(attention, name, _no_logits)
         attention.register_forward_pre_hook(_check_forward)
+        for part in attention.modules():
+            if self.is_rotation and part is not attention and takes_angles(part):
+                part.register_forward_pre_hook(functools.partial(_give_own_angles, attention), with_kwargs=True)
         override(attention, "_replicate_for_data_parallel", _replicate)
         override_forward(attention, _forward)
 
@@ -177,18 +183,17 @@ class Attached(nn.Module):
             args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
             hidden = kwargs[hidden_argument(attention)]
             kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
-        if torch.compiler.is_compiling():
-            with mode:
-                return forward(*args, **kwargs)
-        with active(mode):
+        with mode:
             output = forward(*args, **kwargs)
-        mode.check(type(attention).__name__, hidden)
+        if not torch.compiler.is_compiling():
+            mode.check(type(attention).__name__, hidden)
         return output
 
     def without_positions(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call of the attention module without the positions that are disabled."""
         if self.is_rotation:
-            return without_rotation(call)
+            call, self.replaced_angles = without_rotation(call)
+            return call
         names = self.record.position_arguments if self.record is not None and self.positions_disabled else ()
         return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 
@@ -207,6 +212,13 @@ def _forward(attention: Any, previous: Callable[..., Any] | None, *args: Any, **
     if attached is None:  # the encoding was removed after another library had replaced the method
         return forward(*args, **kwargs)
     return attached.run(attention, forward, args, kwargs)
+
+
+def _give_own_angles(attention: Any, part: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Give a part of an attention module, such as one that selects keys, the angles of the model (a hook)."""
+    attached = attention._modules.get(ATTACHED)
+    own = {} if attached is None else attached.replaced_angles
+    return tree_map(lambda each: own.get(id(each), each), (args, kwargs))
 
 
 def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:
