@@ -110,7 +110,7 @@ def rotation(reading: Reading, layer: Layer) -> Row:
         off, family, factor = _off(runs, like), reading.family, queries.factor or 0.0
         allowed = max(1e-3, 10 * queries.tolerance - 1e-2) * like.attention_factor
         differences |= {
-            "angles differ from position {} on, by up to {:.2g} rad".format(*off or (0, 0)): off is not None,
+            "angles differ from position {} on, by up to {:.1g} rad".format(*off or (0, 0)): off is not None,
             f"pairs are {_PAIRS[queries.interleaved]}": not queries.pairs_as(family.interleaved),
             "angles have the other sign": family.direction not in (None, queries.direction),
             f"attention factor {factor:.4g}, not {like.attention_factor:.4g}": factor > 0
@@ -176,40 +176,31 @@ def bias(reading: Reading, layer: Layer) -> Row:
         return difference.where(difference > allowed, 0).amax(0)
 
     slopes = -measured[:, -1, 0] / distance[-1, 0]
+    steep = bool((slopes.abs() * len(distance) > 2 * rounding.flatten()).all())
     words = "relative terms"
     if float(largest.max()) < 1e-3:
         words = ""
     elif table is not None:
         words = f"{len(table)} buckets"
-    elif (
-        bool((slopes.abs() * len(distance) > 2 * rounding.flatten()).all())
-        and not off(-slopes[:, None, None] * distance).any()
-    ):
+    elif steep and not bool(off(-slopes[:, None, None] * distance).any()):
         words = _slope_words(slopes)
     if expected is None or len(expected) != len(measured):
         return _row("bias", declared, words, {"": judged and (words != declared or expected is not None)})
     far = off(expected)
     nearest = int(distance[far > 0].min()) if bool(far.any()) else 0
-    return _row(
-        "bias",
-        declared,
-        words,
-        {f"it differs from distance {nearest} on, by up to {float(far.max()):.2g}": nearest > 0},
-    )
+    difference = f"it differs from distance {nearest} on, by up to {float(far.max()):.1g}"
+    return _row("bias", declared, words, {difference: nearest > 0})
 
 
 def _declared_bias(reading: Reading, table: Tensor | None, distance: Tensor) -> tuple[str, Tensor | None, bool]:
-    """Return the declared bias in words, as (head, n, n) if it can be computed, and whether something is declared of it."""
+    """Return the declared bias in words, as (head, n, n) where it is known, and whether anything is declared of it."""
     family, config = reading.family, reading.config
     slopes, buckets = family.declared_slopes(config), family.declared_buckets(config, len(distance))
     if slopes is not None:
         return _slope_words(slopes), -slopes[:, None, None] * distance, True
     if buckets is not None:
-        return (
-            f"{config.relative_attention_num_buckets} buckets",
-            None if table is None else _by_pairs(table, buckets),
-            True,
-        )
+        words = f"{config.relative_attention_num_buckets} buckets"
+        return words, None if table is None else _by_pairs(table, buckets), True
     terms = family.relative_terms and getattr(config, "relative_attention", True)
     return "relative terms" if terms else "", None, terms is not None
 

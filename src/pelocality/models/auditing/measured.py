@@ -28,6 +28,7 @@ from pelocality.models.sequence_model import SequenceModel
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 PADDING = 5  # tokens of padding
 BEHIND_PADDING = "behind padding on the left"
+_IN_GENERATION = f"{BEHIND_PADDING}, in generation"
 _LONGEST_TABLE = 8500  # the most rows of a table at the input that are read
 _ROTARY = re.compile("rotary|rope", re.IGNORECASE)  # names of classes
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
@@ -276,8 +277,7 @@ class Reading:
         others: What its layers without attention are, by number.
         constant: The run with constant content.
         table: The table at the input and its rows, over all positions that the model has; None without one.
-        runs: The same run with an attention mask, by the padding in it, and the input of all positions; in the place of
-            a run that failed its error.
+        runs: The same run with an attention mask, by the padding in it; in the place of a run that failed its error.
     """
 
     model: SequenceModel
@@ -306,7 +306,7 @@ class Reading:
         return {
             name: (int(lookup.rows[run.part.start]), int(self.table.rows[0]))
             for name, run in self.runs.items()
-            for lookup in (run.lookups if isinstance(run, Recorder) else ())
+            for lookup in (reversed(run.lookups) if isinstance(run, Recorder) else ())  # the first counts
             if self.table is not None and lookup.table.data_ptr() == self.table.table.data_ptr()
         }
 
@@ -335,9 +335,11 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     table = _table_at_input(constant.lookups, model)
     runs = _masked_runs(model, ids, table is not None and generates(model))
     if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
-        every = torch.full((1, most), word, device=ids.device)
-        runs[f"at {most} positions"] = whole = _attempt(model, {"input_ids": every}, input_alone=True)
-        table = (_table_at_input(whole.lookups, model) if isinstance(whole, Recorder) else None) or table
+        whole = _attempt(model, {"input_ids": torch.full((1, most), word, device=ids.device)}, input_alone=True)
+        if isinstance(whole, Recorder):
+            table = _table_at_input(whole.lookups, model) or table
+        elif family.table is not None:
+            runs[f"at {most} positions"] = whole
     near = torch.arange(min(length, SHORT), device="cpu")
     far, distant = near, []
     if farthest and hints and model.reads("position_ids"):
@@ -349,6 +351,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
         masked = {name: run.calls[place:] for name, run in runs.items() if isinstance(run, Recorder)}
+        masked.pop(_IN_GENERATION, None)
         layer = Layer(
             number=numbers[place],
             rotation=family.declared_rotation(config, block),
@@ -388,8 +391,7 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
         head, plain = model.with_head, GenerationConfig()  # type: ignore[no-untyped-call]
         with changed(head, "generation_config", plain):  # the user's configuration may ask for beams
             inputs = _padded(model, short, left) | {"max_new_tokens": 1}
-            run = _attempt(model, inputs, lambda inputs: head.generate(**inputs), real=left, input_alone=True)
-            runs[f"{BEHIND_PADDING}, in generation"] = run
+            runs[_IN_GENERATION] = _attempt(model, inputs, lambda inputs: head.generate(**inputs), real=left)
     return runs
 
 
