@@ -16,7 +16,6 @@ from pelocality.models.auditing.measured import (
     Lookup,
     NoRowError,
     Reading,
-    generates,
     read,
 )
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
@@ -78,8 +77,8 @@ def audit(
         (('rotary, base 500000', 'rotary, base 500000'), ())
         >>> fallen_back = LlamaModel(LlamaConfig(**tiny, vocab_size=99, rope_parameters={"rope_theta": 1e4}))
         >>> model.rotary_emb = fallen_back.rotary_emb
-        >>> audit(model).mismatches
-        ('layers 0-1: declared rotary base 500000, measured 10000',)
+        >>> audit(model).mismatches[0]  # doctest: +ELLIPSIS
+        'layers 0-1: declared rotary, base 500000, measured rotary, base 10000: angles differ from position 1 on...'
     """
     models = [SequenceModel.of(each) for each in (model, other) if each is not None]
     lengths, farthest, hints = zip(*(_declared_sizes(each) for each in models), strict=True)
@@ -119,8 +118,9 @@ def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int, hint
     length = _runnable(model, length)
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
+    word, ids = _tokens(model, input_ids, min(length, SHORT))
     with inference(model.module), model.observable():
-        reading = read(model, *_tokens(model, input_ids, min(length, SHORT)), length, farthest, hints)
+        reading = read(model, word, ids, length, farthest, hints)
     if not reading.layers:
         raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
     return reading
@@ -145,7 +145,7 @@ def _audit(reading: Reading) -> Audit:
     layers = [_layer_audit(reading, layer) for layer in reading.layers]
     layers += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
     row, plain = reading.first_rows.get(BEHIND_PADDING, (0, 0))
-    if row != plain and reading.causal and not reading.family.counts_tokens and not generates(model):
+    if row != plain and reading.causal and not reading.family.counts_tokens and not reading.generates:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):

@@ -135,13 +135,10 @@ def _recognised(runs: Sequence[Rotation], like: RotaryAngles) -> RotaryAngles | 
     if 0 < frequencies[0] < 1:
         scalings.append(("linear", {"factor": float(1 / frequencies[0])}))
     candidates = [replace(like, base=base, scaling=name, options=given) for base in bases for name, given in scalings]
-
-    def agreement(candidate: RotaryAngles) -> float:
-        off = _off(runs, candidate)
-        return math.inf if off is None else off[0]
-
-    best = max(candidates, key=agreement)
-    return best if agreement(best) >= len(runs[0].angles) else None
+    offs = [_off(runs, each) for each in candidates]
+    agreeing = [math.inf if off is None else off[0] for off in offs]  # up to which position
+    enough = math.inf if math.inf in agreeing else len(runs[0].angles)
+    return next((each for each, position in zip(candidates, agreeing, strict=True) if position >= enough), None)
 
 
 def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, head: int | None) -> str:

@@ -273,6 +273,7 @@ class Reading:
         config: The configuration of the text model.
         family: What is known of its family.
         causal: Whether queries are declared to see no later key, None where it is not known.
+        generates: Whether it continues the texts that it reads.
         layers: Its layers with attention.
         others: What its layers without attention are, by number.
         constant: The run with constant content.
@@ -284,6 +285,7 @@ class Reading:
     config: Any
     family: Architecture
     causal: bool | None
+    generates: bool
     layers: list[Layer]
     others: dict[int, str]
     constant: Recorder
@@ -324,6 +326,9 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     """
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
+    widths = {embedding_weight(model.module).shape[1], config.hidden_size}
+    # an encoder-decoder model reads with its encoder, which continues no text
+    generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
@@ -332,12 +337,12 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         unrotated = _run(model, {"input_ids": ids}).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
-    table = _table_at_input(constant.lookups, model)
-    runs = _masked_runs(model, ids, table is not None and generates(model))
+    table = _table_at_input(constant.lookups, widths)
+    runs = _masked_runs(model, ids, generates and table is not None)
     if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
         whole = _attempt(model, {"input_ids": torch.full((1, most), word, device=ids.device)}, input_alone=True)
         if isinstance(whole, Recorder):
-            table = _table_at_input(whole.lookups, model) or table
+            table = _table_at_input(whole.lookups, widths) or table
         elif family.table is not None:
             runs[f"at {most} positions"] = whole
     near = torch.arange(min(length, SHORT), device="cpu")
@@ -365,13 +370,12 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         )
         layers.append(layer)
     causal = family.declared_causal(config, model.module)
-    return Reading(model, config, family, causal, layers, others, constant, table, runs)
+    return Reading(model, config, family, causal, generates, layers, others, constant, table, runs)
 
 
-def _table_at_input(lookups: list[Lookup], model: SequenceModel) -> Lookup | None:
-    """Return the table outside the blocks of which tokens read rows by position, as wide as their states, or None."""
+def _table_at_input(lookups: list[Lookup], widths: set[int]) -> Lookup | None:
+    """Return the table outside the blocks of which tokens read rows by position, of one of these widths, or None."""
     # tables of angles are as wide as a head
-    widths = {embedding_weight(model.module).shape[1], model.config.get_text_config().hidden_size}
     added = [each for each in lookups if each.block is None and each.rows.ndim == 1 and each.table.shape[1] in widths]
     every = (each for each in added if bool((each.rows.diff() != 0).all()))
     return next(every, added[0] if added else None)
@@ -422,9 +426,3 @@ def _run(
     with suppress(_LayersBeginError), recorder.observing(model.module):
         (run or model.run)(inputs)
     return recorder
-
-
-def generates(model: SequenceModel) -> bool:
-    """Return whether a model continues the texts that it reads: an encoder-decoder model reads with its encoder."""
-    head = model.with_head
-    return bool(head.can_generate()) and not head.config.is_encoder_decoder

@@ -54,7 +54,8 @@ class RotaryAngles:
         if self.scaling == "linear":  # Chen et al., 2023
             return plain / float(options["factor"])
         if self.scaling == "yarn":  # Peng et al., 2023
-            low, high = (self._dimension(options.get(name) or turns) for name, turns in _YARN.items())
+            betas = (options.get("beta_fast") or 32, options.get("beta_slow") or 1)
+            low, high = (self._dimension(rotations) for rotations in betas)
             if options.get("truncate", True):
                 low, high = math.floor(low), math.ceil(high)
             return self._blended(plain, torch.arange(dims // 2, device="cpu"), max(low, 0), min(high, dims - 1))
@@ -103,11 +104,11 @@ class RotaryAngles:
         return float(above / below)
 
 
-_YARN = {"beta_fast": 32, "beta_slow": 1}
-
-
 class DeclaredPositions:
-    """What configurations declare of positions; a family says what its own leave out. `audit` compares it with a run.
+    """What configurations declare of positions, which `audit` compares with what a model runs.
+
+    A family's record has attributes and methods for what its configuration leaves out. Families that differ in
+    attributes alone are instances: ``Architecture("xglm", table="sinusoidal", first_row=2)``.
 
     The methods take ``config``, the configuration of the text model, and ``layer``, the number of a layer.
     """
@@ -137,7 +138,7 @@ class DeclaredPositions:
     """Whether content meets embeddings of distances; None where nothing says."""
 
     def __init__(self, *model_types: str, **facts: Any) -> None:
-        """Make a record, or one of families of these types that differ in facts: attributes and their values."""
+        """Make a record, or that of families of these types, which differ in attributes with these values."""
         vars(self).update(facts | ({"model_types": model_types} if model_types else {}))
 
     def declared_table(self, config: Any) -> tuple[str, int] | None:
@@ -168,9 +169,9 @@ class DeclaredPositions:
         by_type = isinstance(parameters, Mapping) and "rope_type" not in parameters and kind in parameters
         parameters = parameters[kind] if by_type else parameters
         if (
-            (by_type and parameters is None)
-            or _member(getattr(config, "no_rope_layers", None), layer)
-            == 0  # 1 where a layer has RoPE, despite the name
+            # 1 where a layer has RoPE, despite the name
+            _member(getattr(config, "no_rope_layers", None), layer) == 0
+            or (by_type and parameters is None)
             or (in_windows and kind != "sliding_attention")
             or base == 0
             or getattr(config, "use_mem_rope", True) is False
