@@ -95,7 +95,9 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     declared, queries, keys = layer.rotation, layer.queries, layer.keys
     angles = declared if isinstance(declared, RotaryAngles) else None
     head = queries.head if isinstance(queries, Rotation) else None
-    words = declared or "" if angles is None else _rotary_words(angles, angles.attention_factor, angles.dims, head)
+    words = str(declared or "")
+    if angles is not None:
+        words = _rotary_words(angles, angles.attention_factor, angles.dims, head)
     if not isinstance(queries, Rotation):
         measured = {None: "", "unseen": "queries not seen"}.get(queries, f"queries {queries} by position")
         missing = angles is not None and queries != "unseen"

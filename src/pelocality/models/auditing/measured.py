@@ -305,10 +305,11 @@ class Reading:
     @property
     def first_rows(self) -> dict[str, tuple[int, int]]:
         """The row of the table that the first token reads in each run with a mask, and without one."""
+        runs = {name: run for name, run in self.runs.items() if isinstance(run, Recorder)}
         return {
             name: (int(lookup.rows[run.part.start]), int(self.table.rows[0]))
-            for name, run in self.runs.items()
-            for lookup in (reversed(run.lookups) if isinstance(run, Recorder) else ())  # the first counts
+            for name, run in runs.items()
+            for lookup in reversed(run.lookups)  # the first one counts
             if self.table is not None and lookup.table.data_ptr() == self.table.table.data_ptr()
         }
 

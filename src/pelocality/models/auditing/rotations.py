@@ -100,10 +100,10 @@ def rotation_of(
     """
     if states is None or not bool(states.any()):  # some states of untrained models are zero, such as ZAYA's keys
         return "unseen"
-    compared = unrotated is not None and not torch.equal(states, unrotated)
+    same = unrotated is None or torch.equal(states, unrotated)
     eps = torch.finfo(states.dtype).eps
     tolerance = max(1e-3, 4 * eps)
-    before = unrotated if compared else states[:, :1].expand_as(states)
+    before = states[:, :1].expand_as(states) if unrotated is None or same else unrotated
     states, before = (each.cpu().double() for each in (states, before))
     differing = ((states - before).abs().amax((0, 1)) > 1e-5 * before.abs().max()).nonzero().flatten()
     if not len(differing):
@@ -129,7 +129,7 @@ def rotation_of(
     angles = rotation.angle() - rotation[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
-    factor = float(rotation[0].abs().mean()) if compared else None
+    factor = None if same else float(rotation[0].abs().mean())
     return Rotation(angles, positions, length, paired, factor, head, tolerance)
 
 

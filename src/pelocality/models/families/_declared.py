@@ -165,7 +165,7 @@ class DeclaredPositions:
         kind, config = layer_type(config, layer), _of_layer(config, layer)
         in_windows = self.rotates_in_windows_alone and getattr(config, "sliding_window", None)
         base = _member(getattr(config, "layer_rope_theta", None), layer)
-        parameters = getattr(config, "rope_parameters", None)
+        parameters: Any = getattr(config, "rope_parameters", None)
         by_type = isinstance(parameters, Mapping) and "rope_type" not in parameters and kind in parameters
         parameters = parameters[kind] if by_type else parameters
         if (
