@@ -341,11 +341,11 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     table = _table_at_input(constant.lookups, widths)
     runs = _masked_runs(model, ids, generates and table is not None)
     if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
-        whole = _attempt(model, {"input_ids": torch.full((1, most), word, device=ids.device)}, input_alone=True)
-        if isinstance(whole, Recorder):
-            table = _table_at_input(whole.lookups, widths) or table
-        elif family.table is not None:
-            runs[f"at {most} positions"] = whole
+        every = {"input_ids": torch.full((1, most), word, device=ids.device)}
+        try:
+            table = _table_at_input(_run(model, every, input_alone=True).lookups, widths) or table
+        except NoRowError as error:
+            runs |= {f"at {most} positions": error} if family.table is not None else {}
     near = torch.arange(min(length, SHORT), device="cpu")
     far, distant = near, []
     if farthest and hints and model.reads("position_ids"):
@@ -386,33 +386,29 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
     """Return the runs of tokens (1, n) with an attention mask, which tokenizers pass, by the padding in it."""
     if not model.reads("attention_mask"):
         return {}
-    short, left, right = ids[:, :SHORT], slice(PADDING, None), slice(0, -PADDING)
+    short, left = ids[:, :SHORT], slice(PADDING, None)
     runs = {
-        "with an attention mask": _attempt(model, _padded(model, short, slice(None))),
-        "before padding on the right": _attempt(model, _padded(model, ids, right), real=right),
-        BEHIND_PADDING: _attempt(model, _padded(model, short, left), real=left),
+        "with an attention mask": _masked_run(model, short, slice(None)),
+        "before padding on the right": _masked_run(model, ids, slice(0, -PADDING)),
+        BEHIND_PADDING: _masked_run(model, short, left),
     }
     if in_generation:
         head, plain = model.with_head, GenerationConfig()  # type: ignore[no-untyped-call]
         with changed(head, "generation_config", plain):  # the user's configuration may ask for beams
-            inputs = _padded(model, short, left) | {"max_new_tokens": 1}
-            runs[_IN_GENERATION] = _attempt(model, inputs, lambda inputs: head.generate(**inputs), real=left)
+            runs[_IN_GENERATION] = _masked_run(model, short, left, lambda each: head.generate(**each, max_new_tokens=1))
     return runs
 
 
-def _padded(model: SequenceModel, ids: Tensor, real: slice) -> dict[str, Any]:
-    """Return inputs of tokens (1, n) with padding in the place of those that are not real."""
+def _masked_run(
+    model: SequenceModel, ids: Tensor, real: slice, run: Callable[[dict[str, Tensor]], Any] | None = None
+) -> Recorder | Exception:
+    """Run a model on tokens (1, n) with padding in the place of those that are not real, or return its error."""
     mask = torch.zeros_like(ids)
     mask[:, real] = 1
     padding = model.padding or 0
     padded = ids.masked_fill(mask == 0, padding if 0 <= padding < model.vocabulary else 0)
-    return {"input_ids": padded, "attention_mask": mask}
-
-
-def _attempt(model: SequenceModel, *inputs: Any, **options: Any) -> Recorder | Exception:
-    """Run a model, recorded; return its error if it raises one."""
     try:
-        return _run(model, *inputs, **options)
+        return _run(model, {"input_ids": padded, "attention_mask": mask}, run, real=real)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
