@@ -298,9 +298,9 @@ MISTAKES = [
     (llama, called_with(with_float_mask), "s 0-1", "declared causal, measured attention to later keys"),
     (gpt2, called_with(with_float_mask), "s 0-1", "declared causal, measured attention to later keys"),
     # biases
-    (bloom, with_slopes(torch.zeros_like), "s 0-1", f"{ALIBI} *, measured no bias: it differs from distance"),
+    (bloom, with_slopes(torch.zeros_like), "s 0-1", f"{ALIBI} *, measured no bias: off by up to"),
     *(
-        (partial(bloom, heads), with_slopes(change), "s 0-1", f"{ALIBI} *, measured ALiBi, slopes {slopes}: it differs")
+        (partial(bloom, heads), with_slopes(change), "s 0-1", f"{ALIBI} *, measured ALiBi, slopes {slopes}: off by up to")
         for heads, slopes, change in (
             (6, "0.5 to 0.01562", lambda slopes: 2.0 ** -torch.arange(1.0, 7)),  # of eight heads
             (4, "0.25 to 0.003906", lambda slopes: slopes.roll(-1)),
@@ -310,9 +310,9 @@ MISTAKES = [
     (partial(bloom, 16), lambda model, patch: model.config.update({"n_head": 32}), "s 0-1",
      f"{ALIBI} 0.8409 to 0.003906, measured ALiBi, slopes 0.70"),
     (bloom, called_with(lambda args, kwargs: {"alibi": kwargs["alibi"].clamp(max=2)}), "s 0-1",
-     f"{ALIBI} *, measured relative terms: it differs"),
+     f"{ALIBI} *, measured relative terms: off by up to"),
     (partial(tiny, "t5"), assigned("encoder.block.0.layer.0.SelfAttention.relative_attention_max_distance", 20),
-     "s 0-2", "declared 32 buckets, measured 32 buckets: it differs from distance"),
+     "s 0-2", "declared 32 buckets, measured 32 buckets: other buckets from distance"),
     # tables at the input
     (gpt2, assigned("wpe.weight", nn.init.zeros_), "s 0-1", "declared learned, measured no table: equal vectors"),
     (BERT, assigned("embeddings.position_ids", lambda ids: ids * 0), "s 0-2",

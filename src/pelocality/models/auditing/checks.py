@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import HIDDEN
-from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, NoRowError, Reading, distances
+from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.families import UNDECLARED, RotaryAngles, Window
 
@@ -164,57 +164,56 @@ def bias(reading: Reading, layer: Layer) -> Row:
     if isinstance(layer.queries, Rotation) or layer.queries == "change":
         return Row()
     measured, precision = bias_of(layer.constant)
-    distance, largest = distances(measured.shape[-1]).abs(), measured.nan_to_num().abs().amax((1, 2))
+    family, config, n = reading.family, reading.config, measured.shape[-1]
+    slopes, buckets = family.declared_slopes(config), family.declared_buckets(config, n)
+    terms = family.relative_terms and getattr(config, "relative_attention", True)  # DeBERTa
+    declared = "relative terms" if terms else ""
+    if slopes is not None:
+        declared = _slope_words(slopes)
+    elif buckets is not None:
+        declared = f"{config.relative_attention_num_buckets} buckets"
+    largest, fitted = measured.nan_to_num().abs().amax((1, 2)), -measured[:, -1, 0] / (n - 1)
     rounding = (precision + torch.finfo(torch.bfloat16).eps * largest)[:, None, None]  # Falcon's table is in bfloat16
-    table = _bucket_table(reading, measured)
-    declared, expected, judged = _declared_bias(reading, table, distance)
-
-    def off(expected: Tensor) -> Tensor:
-        allowed = rounding + (0.02 if table is None else 0) * expected.abs()  # slopes in half precision
-        difference = (measured - expected).nan_to_num().abs()
-        return difference.where(difference > allowed, 0).amax(0)
-
-    slopes = -measured[:, -1, 0] / distance[-1, 0]
-    steep = bool((slopes.abs() * len(distance) > 2 * rounding.flatten()).all())
+    lookup = next((each for each in reading.constant.lookups if _is_read(each, measured)), None)
     words = "relative terms"
     if float(largest.max()) < 1e-3:
         words = ""
-    elif table is not None:
-        words = f"{len(table)} buckets"
-    elif steep and not bool(off(-slopes[:, None, None] * distance).any()):
-        words = _slope_words(slopes)
-    if expected is None or len(expected) != len(measured):
-        return _row("bias", declared, words, {"": judged and (words != declared or expected is not None)})
-    far = off(expected)
-    nearest = int(distance[far > 0].min()) if bool(far.any()) else 0
-    difference = f"it differs from distance {nearest} on, by up to {float(far.max()):.1g}"
-    return _row("bias", declared, words, {difference: nearest > 0})
+    elif lookup is not None:
+        words = f"{len(lookup.table)} buckets"
+    elif not terms and _are_slopes(fitted, measured, rounding):
+        words = _slope_words(fitted)
+    if slopes is not None and len(slopes) == len(measured):
+        off = _off_slopes(measured, slopes, rounding)
+        difference = f"off by up to {float(off.max()):.1g}"
+    elif buckets is not None and lookup is not None:
+        off = (lookup.rows[:n, :n].cpu() != buckets) & ~measured.isnan().all(0)
+        difference = "other buckets"
+    else:
+        return _row("bias", declared, words, {"": slopes is not None or (words != declared and terms is not None)})
+    nearest = int(distances(n).abs()[off > 0].min()) if bool(off.any()) else 0
+    return _row("bias", declared, words, {f"{difference} from distance {nearest} on": nearest > 0})
 
 
-def _declared_bias(reading: Reading, table: Tensor | None, distance: Tensor) -> tuple[str, Tensor | None, bool]:
-    """Return the declared bias in words, as (head, n, n) where it is known, and whether anything is declared of it."""
-    family, config = reading.family, reading.config
-    slopes, buckets = family.declared_slopes(config), family.declared_buckets(config, len(distance))
-    if slopes is not None:
-        return _slope_words(slopes), -slopes[:, None, None] * distance, True
-    if buckets is not None:
-        words = f"{config.relative_attention_num_buckets} buckets"
-        return words, None if table is None else _by_pairs(table, buckets), True
-    terms = family.relative_terms and getattr(config, "relative_attention", True)
-    return "relative terms" if terms else "", None, terms is not None
+def _are_slopes(slopes: Tensor, measured: Tensor, rounding: Tensor) -> bool:
+    """Return whether a bias (head, n, n) is that of slopes (head,), which are more than rounding."""
+    steep = bool((slopes.abs() * measured.shape[-1] > 2 * rounding.flatten()).all())
+    return steep and not bool(_off_slopes(measured, slopes, rounding).any())
 
 
-def _bucket_table(reading: Reading, measured: Tensor) -> Tensor | None:
-    """Return the table that was read by pairs of positions, and gives the measured bias best, or None."""
+def _off_slopes(measured: Tensor, slopes: Tensor, rounding: Tensor) -> Tensor:
+    """Return by how much a bias (head, n, n) is not that of slopes (head,), in any head: (n, n), 0 for rounding."""
+    bias = -slopes[:, None, None] * distances(measured.shape[-1]).abs()
+    off = (measured - bias).nan_to_num().abs()
+    return off.where(off > 0.02 * bias.abs() + rounding, 0).amax(0)
+
+
+def _is_read(lookup: Lookup, measured: Tensor) -> bool:
+    """Return whether a bias (head, n, n) was read from a table by pairs of positions."""
+    if lookup.rows.ndim != 2 or lookup.table.shape[1] != len(measured):
+        return False
     n = measured.shape[-1]
-    read = [each for each in reading.constant.lookups if each.rows.ndim == 2 and each.table.shape[1] == len(measured)]
-    off = [float((measured - _by_pairs(each.table, each.rows[:n, :n])).nan_to_num().abs().max()) for each in read]
-    return read[off.index(min(off))].table if read else None
-
-
-def _by_pairs(table: Tensor, rows: Tensor) -> Tensor:
-    """Return the bias (head, n, n) that a table has at rows (n, n)."""
-    return _from_diagonal(table[rows.to(table.device)].permute(2, 0, 1).cpu().double())
+    bias = _from_diagonal(lookup.table[lookup.rows[:n, :n]].permute(2, 0, 1).cpu().double())
+    return float((measured - bias).nan_to_num().abs().max()) < 1e-2 * float(bias.abs().max())
 
 
 def _from_diagonal(logits: Tensor) -> Tensor:
