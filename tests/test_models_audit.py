@@ -300,7 +300,7 @@ MISTAKES = [
     # biases
     (bloom, with_slopes(torch.zeros_like), "s 0-1", f"{ALIBI} *, measured no bias: off by up to"),
     *(
-        (partial(bloom, heads), with_slopes(change), "s 0-1", f"{ALIBI} *, measured ALiBi, slopes {slopes}: off by up to")
+        (partial(bloom, heads), with_slopes(change), "s 0-1", f"{ALIBI} *, measured ALiBi, slopes {slopes}: off by")
         for heads, slopes, change in (
             (6, "0.5 to 0.01562", lambda slopes: 2.0 ** -torch.arange(1.0, 7)),  # of eight heads
             (4, "0.25 to 0.003906", lambda slopes: slopes.roll(-1)),
@@ -366,18 +366,16 @@ def test_a_mistake_is_found_in_its_layers_alone(make, broken, layers, sentence, 
 
 RIGHT = {
     **{name: partial(tiny, name) for name in [*FAMILIES, *VARIANTS]},
-    **{f"{name} scaling": partial(llama, rope_parameters=options) for name, options in SCALINGS.items()},
     **{
         f"{make.__name__} of {heads} heads in {dtype}": partial(make, heads, dtype)
-        for make, heads, dtype in ((bloom, 4, torch.bfloat16), (bloom, 16, torch.float16), (falcon, 4, torch.float16),
-                                   (falcon, 16, torch.bfloat16), (falcon, 16, torch.float32))
+        for make, heads, dtype in ((bloom, 4, torch.bfloat16), (bloom, 16, torch.float16), (falcon, 16, torch.bfloat16),
+                                   (falcon, 4, torch.float32))
     },
     **{
         f"{name} in {dtype}": lambda name=name, dtype=dtype: build(
             getattr(hf, f"{name}Config")(**SMALL | {"hidden_size": 256}), dtype=dtype
         )
-        for name in ("Glm", "Cohere")
-        for dtype in (torch.bfloat16, torch.float16)
+        for name, dtype in (("Glm", torch.bfloat16), ("Cohere", torch.float16))
     },
     "MPT": mpt,
     "seven positions": partial(gpt2, 7),
@@ -430,7 +428,7 @@ def test_keys_that_are_zero_are_not_said_to_lack_a_rotation():
     assert audit(model).mismatches == ()
 
 
-@pytest.mark.parametrize("most", [7, 29, 61])
+@pytest.mark.parametrize("most", [7, 61])
 def test_dynamic_scaling_of_few_positions_is_as_declared_also_after_a_long_text(most):
     model = llama(max_position_embeddings=most, rope_parameters=SCALINGS["dynamic"])
     model(tokens(1, 200))
@@ -525,10 +523,9 @@ def test_an_audit_is_a_text_a_page_and_a_frame(monkeypatch):
 @pytest.mark.parametrize("name", ["bert", "xlnet", "gpt_oss"])
 def test_the_softmax_of_an_attached_encoding_is_not_a_layer(name):
     model = (tiny_any if name == "gpt_oss" else tiny)(name)
-    layers = len(audit(model).layers)
     attach(model, AttenuatedEncoding(decay=0.3), position_embeddings="keep")
     result = audit(model)
-    assert len(result.layers) == layers
+    assert len(result.layers) == model.config.num_hidden_layers
     assert "nothing was measured" not in str(result)
 
 
