@@ -176,7 +176,7 @@ def attach(
         prove_encodings(plan, inputs if model.adds_tokens else None)
     with restoring_on_error(functools.partial(remove, model)):
         plan.install(encodings, disable=disables)
-        if prove or any(hasattr(each, "positions") for each in encodings):
+        if prove or rotary or any(hasattr(each, "positions") for each in encodings):
             with inference(model.module):  # an encoding that does not fit the attention refuses it
                 model.run(inputs)
         return Attachment(model.given, tuple(each for each in encodings if each is not None), position_embeddings)

@@ -1,7 +1,7 @@
 """Which positions a model really runs: declared by its configuration against measured.
 
-``audit`` puts together what ``measured`` reads from the running model and ``declared`` from its configuration;
-``comparison`` compares the two and has the words for both, ``rotations`` the angles of queries and keys.
+``measured`` runs the model, and ``checks`` compares each layer with what the record of its family, in
+``models/families``, declares. ``rotations`` has the angles of queries and keys.
 """
 
 from pelocality.models.auditing.audits import audit as audit

@@ -1,20 +1,26 @@
 """Which positions a model really runs, layer by layer: declared by its configuration against measured."""
 
-import itertools
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.models._inference import inference
-from pelocality.models.auditing import comparison, declared
-from pelocality.models.auditing.families import declarations
-from pelocality.models.auditing.measured import PADDING, SHORT, Layer, Lookup, NoRowError, Reading, generates, read
+from pelocality.models.auditing.checks import CHECKS, first_difference, window_words
+from pelocality.models.auditing.measured import (
+    BEHIND_PADDING,
+    PADDING,
+    SHORT,
+    Layer,
+    Lookup,
+    NoRowError,
+    Reading,
+    read,
+)
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
+from pelocality.models.families import UNDECLARED, RotaryAngles, family_named
 from pelocality.models.inputs.tokens import token_batch
 from pelocality.models.inputs.words import drawn_words
 from pelocality.models.sequence_model import SequenceModel
@@ -71,120 +77,53 @@ def audit(
         (('rotary, base 500000', 'rotary, base 500000'), ())
         >>> fallen_back = LlamaModel(LlamaConfig(**tiny, vocab_size=99, rope_parameters={"rope_theta": 1e4}))
         >>> model.rotary_emb = fallen_back.rotary_emb
-        >>> audit(model).mismatches
-        ('layers 0-1: declared rotary base 500000, measured 10000',)
+        >>> audit(model).mismatches[0]  # doctest: +ELLIPSIS
+        'layers 0-1: declared rotary, base 500000, measured rotary, base 10000: angles differ from position 1 on...'
     """
     models = [SequenceModel.of(each) for each in (model, other) if each is not None]
-    plans = [_plan(each) for each in models]
-    length = max(plan.length for plan in plans)
-    farthest = min(max(plan.farthest for plan in plans), *(plan.limit for plan in plans), sys.maxsize)
-    found = [
-        _audit(each, plan, input_ids, length, max(farthest, plan.farthest) if plan.rotary else 0)
-        for each, plan in zip(models, plans, strict=True)
+    lengths, farthest, hints = zip(*(_declared_sizes(each) for each in models), strict=True)
+    readings = [
+        _read(each, input_ids, max(lengths), max(farthest), dims) for each, dims in zip(models, hints, strict=True)
     ]
-    return found[0][0] if other is None else _compare(*found)
+    audits = [_audit(each) for each in readings]
+    return audits[0] if other is None else _compare(audits, readings)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What one audit runs: its model's text configuration, declared rotations and windows, and the positions to reach.
-
-    Attributes:
-        length: The number of positions of the run with constant content.
-        farthest: The last position of the run with positions far apart, 0 for no such run.
-        limit: The last position for which the model can have angles.
-    """
-
-    config: Any
-    rotary: list[declared.Rotary]
-    windows: set[int]
-    length: int
-    farthest: int
-    limit: int
-
-
-def _plan(model: SequenceModel) -> _Plan:
-    """Return what an audit of a model runs."""
+def _declared_sizes(model: SequenceModel) -> tuple[int, int, list[int]]:
+    """Return the number of positions that show the windows of a model, the last one for its angles, and their dims."""
     config: Any = model.config.get_text_config() if model.config is not None else None
     if not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"{model} cannot be audited: its configuration has no num_hidden_layers")
-    wanted = [declared.rotary(config, layer) for layer in range(config.num_hidden_layers)]
-    rotary = [each for each in wanted if isinstance(each, declared.Rotary)]
-    windows = [declared.window(config, layer) for layer in range(config.num_hidden_layers)]
-    sizes = {window[1] for window in windows if isinstance(window, tuple)}
+    family, layers = family_named(config.model_type), range(config.num_hidden_layers)
+    windows = [family.declared_window(config, layer) for layer in layers]
+    rotary = [each for each in (family.declared_rotation(config, i) for i in layers) if isinstance(each, RotaryAngles)]
+    sizes = [each[1] + 8 for each in windows if isinstance(each, tuple)]
     most = _LONGEST["sdpa" if config._attn_implementation == "sdpa" else "eager"]
-    length = _runnable(model, max([SHORT, *(size + 8 for size in sizes if size + 8 <= most)]))
-    if length <= PADDING:
-        raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
-    farthest = _farthest(config, rotary)
-    computed = all(each.options for each in rotary)  # GPT-J has no options, and reads its angles from a table
-    return _Plan(config, rotary, sizes, length, farthest, sys.maxsize if computed else farthest)
-
-
-def _audit(model: SequenceModel, plan: _Plan, input_ids: Any, length: int, farthest: int) -> tuple[Audit, Reading]:
-    """Return the audit of one model, and what was read from it."""
-    base, config = model.module, plan.config
-    length = _runnable(model, length)
-    word, ids = _tokens(model, input_ids, min(length, SHORT))
-    dims = sorted({each.dims for each in plan.rotary})
-    with inference(base), model.observable():
-        reading = read(model, word, ids, length=length, farthest=farthest, dims=dims)
-    if not reading.layers:
-        raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
-    counts_tokens = declarations(config).counts_tokens or generates(model)
-    causal = declared.causal(base, config)
-    through_padding = comparison.counted_through_padding(reading)
-    at_input = comparison.compare_inputs(config, reading)
-    at_input[2].extend(comparison.compare_padding(reading, counts_tokens and through_padding))
-    rows = [_row(config, layer, reading, place, causal, at_input) for place, layer in enumerate(reading.layers)]
-    rows += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
-    cautions = []
-    if through_padding and not counts_tokens and causal:
-        cautions.append("behind padding on the left, positions are right only if position_ids are passed")
-    for name, error in reading.failed.items():
-        if not isinstance(error, NoRowError):
-            cautions.append(f"{name} nothing was measured: the model raises {type(error).__name__}: {error}")
-    if beyond := sorted(size for size in plan.windows if size >= length):
-        cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
-    result = Audit(
-        layers=tuple(sorted(rows, key=lambda row: row.layer)),
-        model=model.name,
-        length=length,
-        encoding=model.encoding,
-        cautions=tuple(cautions),
-    )
-    return result, reading
-
-
-def _row(
-    config: Any, layer: Layer, reading: Reading, place: int, causal: bool | None, at_input: comparison.Finding
-) -> LayerAudit:
-    """Return what is declared and measured of one layer, the attention that was computed at this place."""
-    rotary, window = declared.rotary(config, layer.block), declared.window(config, layer.block)
-    reach, text = layer.constant.reach, layer.text
-    found = [at_input, comparison.compare_rotations(rotary, layer)]
-    if layer.queries != "change" and not isinstance(layer.queries, Rotation):
-        found.append(comparison.compare_biases(config, layer.constant, reading.constant.lookups))
-    words, measured, differences = zip(*found, strict=True)
-    nothing = comparison.UNDECLARED if rotary == comparison.UNDECLARED else "none"
-    mismatches = [*itertools.chain(*differences[1:]), *comparison.compare_reach(window, causal, reach)]
-    if not mismatches:
-        mismatches = comparison.compare_masked(layer.constant, reading.masked, place)
-    return LayerAudit(
-        layer=layer.number,
-        positions=(" + ".join(filter(None, words)) or nothing, " + ".join(filter(None, measured)) or "none"),
-        window=(comparison.window_text(window, causal), comparison.window_text(reach.window, reach.causal)),
-        causal=(causal, reach.causal),
-        first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
-        sinks=None if text.sinks is None else float(text.sinks.cpu().double().mean()),
-        mismatches=(*at_input[2], *mismatches),
-    )
+    longest = getattr(config, "max_position_embeddings", None) or 0
+    farthest = longest - 1 if rotary and longest > 2 * SHORT else 0
+    if any(each.scaling in ("dynamic", "longrope") for each in rotary):  # depends on the length of the text
+        farthest = 2 * max(longest, SHORT, *(each.trained for each in rotary))
+    length = _runnable(model, max([SHORT, *(size for size in sizes if size <= most)]))
+    return length, farthest, sorted({each.dims for each in rotary})
 
 
 def _runnable(model: SequenceModel, length: int) -> int:
     """Return the number of positions to run, at most so many; it is odd, so that hardly another axis has its size."""
     most = min(length, model.longest or length)
     return most - 1 + most % 2
+
+
+def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int, hints: list[int]) -> Reading:
+    """Run a model for an audit, on at most so many positions."""
+    length = _runnable(model, length)
+    if length <= PADDING:
+        raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
+    word, ids = _tokens(model, input_ids, min(length, SHORT))
+    with inference(model.module), model.observable():
+        reading = read(model, word, ids, length, farthest, hints)
+    if not reading.layers:
+        raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
+    return reading
 
 
 def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Tensor]:
@@ -200,29 +139,64 @@ def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Ten
     return words[0], ids[:, :length]
 
 
-def _farthest(config: Any, rotary: Sequence[declared.Rotary]) -> int:
-    """Return the last position to look at: the longest that was declared, beyond it where the scaling depends on it."""
-    most = getattr(config, "max_position_embeddings", None) or 0
-    if any(each.scaling in ("dynamic", "longrope") for each in rotary):
-        return 2 * max(most, SHORT, *(each.trained for each in rotary))
-    return most - 1 if rotary and most > 2 * SHORT else 0
+def _audit(reading: Reading) -> Audit:
+    """Return the audit of one model."""
+    model, length, cautions = reading.model, reading.constant.tokens, []
+    layers = [_layer_audit(reading, layer) for layer in reading.layers]
+    layers += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
+    row, plain = reading.first_rows.get(BEHIND_PADDING, (0, 0))
+    if row != plain and reading.causal and not reading.family.counts_tokens and not reading.generates:
+        cautions.append("behind padding on the left, positions are right only if position_ids are passed")
+    for name, run in reading.runs.items():
+        if isinstance(run, Exception) and not isinstance(run, NoRowError):
+            cautions.append(f"{name} nothing was measured: the model raises {type(run).__name__}: {run}")
+    sizes = {layer.window[1] for layer in reading.layers if isinstance(layer.window, tuple)}
+    if beyond := sorted(size for size in sizes if size >= length):
+        cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
+    return Audit(
+        layers=tuple(sorted(layers, key=lambda row: row.layer)),
+        model=model.name,
+        length=length,
+        encoding=model.encoding,
+        cautions=tuple(cautions),
+    )
 
 
-def _compare(a: tuple[Audit, Reading], b: tuple[Audit, Reading]) -> AuditComparison:
+def _layer_audit(reading: Reading, layer: Layer) -> LayerAudit:
+    """Return what is declared and measured of one layer."""
+    rows, reach, text = [check(reading, layer) for check in CHECKS], layer.constant.reach, layer.text
+    return LayerAudit(
+        layer=layer.number,
+        positions=(_joined(row.declared for row in rows), _joined(row.measured for row in rows)),
+        window=(window_words(layer.window, reading.causal), window_words(reach.window, reach.causal)),
+        causal=(reading.causal, reach.causal),
+        first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
+        sinks=None if text.sinks is None else float(text.sinks.cpu().double().mean()),
+        mismatches=tuple(row.mismatch for row in rows if row.mismatch),
+    )
+
+
+def _joined(words: Iterable[str]) -> str:
+    """Return the words of all positions that a layer has, such as "learned from row 2 + 32 buckets"."""
+    words = [each for each in words if each]
+    return " + ".join(each for each in words if each != UNDECLARED) or next(iter(words), "none")
+
+
+def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
     """Return where the positions of two models differ."""
-    shapes = [[(layer.number, layer.constant.logits.shape) for layer in each[1].layers] for each in (a, b)]
+    shapes = [[(layer.number, layer.constant.logits.shape) for layer in reading.layers] for reading in readings]
     if shapes[0] != shapes[1]:
         one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
         raise ValueError(f"model and other must have the same layers, heads and positions, got {one} and {two}")
-    pairs = list(zip(a[1].layers, b[1].layers, strict=True))
-    found = [_difference(one, two) for one, two in pairs]
+    pairs = list(zip(*(reading.layers for reading in readings), strict=True))
+    differences = [_difference(*pair) for pair in pairs]
     return AuditComparison(
-        audits=(a[0], b[0]),
-        distance=tuple(distance for distance, _ in found),
-        length=tuple(length for _, length in found),
+        audits=(audits[0], audits[1]),
+        distance=tuple(distance for distance, _ in differences),
+        length=tuple(length for _, length in differences),
         change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
-        layers=tuple(layer.number for layer in a[1].layers),
-        input_position=_first_other_row(a[1].table, b[1].table),
+        layers=tuple(layer.number for layer in readings[0].layers),
+        input_position=_first_other_row(*(reading.table for reading in readings)),
     )
 
 
@@ -245,12 +219,10 @@ def _change(a: Tensor, b: Tensor) -> float:
 
 def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     """Return the smallest distance at which two layers' positions differ, and the number of positions of that run."""
-    n = len(one.constant.logits[0])
-    if (near := comparison.first_difference(one.constant, two.constant)) is not None:
-        return near, n
-    if (hidden := comparison.first_hidden(one.constant.reach, two.constant.reach)) is not None:
-        return hidden, one.constant.reach.length
-    if isinstance(one.far, Rotation) and isinstance(two.far, Rotation) and one.far.length == two.far.length:
-        far = one.far.first_difference(two.far)
-        return far, None if far is None else one.far.length
+    if (near := first_difference(one.constant, two.constant)) is not None:
+        return near
+    far = [each.far for each in (one, two) if isinstance(each.far, Rotation)]
+    if len(far) == 2 and far[0].length == far[1].length and far[0].dims == far[1].dims:
+        off = far[0].off_from(far[1])
+        return (None, None) if off is None else (off[0], far[0].length)
     return None, None

@@ -8,8 +8,14 @@
 from typing import Any
 
 from torch import nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
+from pelocality.models.families._declared import (
+    UNDECLARED as UNDECLARED,
+    RotaryAngles as RotaryAngles,
+    Window as Window,
+)
 from pelocality.models.families._keys import (
     caches_of as caches_of,
     no_continuous_batching as no_continuous_batching,
@@ -28,6 +34,8 @@ _FAMILIES: dict[str, Architecture] = {
     for model_type in family.model_types
 }
 _ANY = Architecture()
+
+_NOT_OF_TRANSFORMERS = Architecture(interleaved=None, direction=None)
 
 
 def known_families() -> tuple[str, ...]:
@@ -53,7 +61,12 @@ def family_of(module: nn.Module) -> Architecture:
         >>> [type(module).__name__ for module in family_of(neox).attention_layers(neox)]
         ['GPTNeoXAttention', 'GPTNeoXAttention']
     """
-    return _FAMILIES.get(getattr(getattr(module, "config", None), "model_type", ""), _ANY)
+    return family_named(getattr(getattr(module, "config", None), "model_type", ""))
+
+
+def family_named(model_type: str) -> Architecture:
+    """Return what is known of the family of a ``config.model_type``."""
+    return _FAMILIES.get(model_type, _ANY if model_type in CONFIG_MAPPING_NAMES else _NOT_OF_TRANSFORMERS)
 
 
 def longest_input(family: Architecture, base: Any) -> int | None:

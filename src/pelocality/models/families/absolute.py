@@ -11,15 +11,17 @@ from pelocality.models.families._record import Architecture
 
 
 class Bert(KnownLogits):
-    """BERT (Devlin et al., 2019) and models built like it, of which RoBERTa counts from the padding id + 1."""
+    """BERT (Devlin et al., 2019) and models built like it."""
 
-    model_types = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
+    model_types = ("bert", "electra")
+    table = "learned"
 
 
 class DistilBert(KnownLogits):
     """DistilBERT (Sanh et al., 2019): BERT without token types."""
 
     model_types = ("distilbert",)
+    table = "learned"
     projections = ("q_lin", "k_lin")
 
 
@@ -27,6 +29,7 @@ class Albert(KnownLogits):
     """ALBERT (Lan et al., 2020): layers share their weights, so one module serves several layers."""
 
     model_types = ("albert",)
+    table = "learned"
 
     def attention_layers(self, base: Any) -> list[nn.Module]:
         config, groups = base.config, base.encoder.albert_layer_groups
@@ -45,6 +48,7 @@ class SqueezeBert(Architecture):
     """SqueezeBERT (Iandola et al., 2020): BERT whose layers are convolutions over states (batch, d, n)."""
 
     model_types = ("squeezebert",)
+    table = "learned"
     token_axis = 2
 
 
@@ -52,6 +56,7 @@ class Gpt2(KnownLogits):
     """GPT-2 (Radford et al., 2019): causal, and the first layer norm is in the first block."""
 
     model_types = ("gpt2",)
+    table = "learned"
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query, key, _ = module.c_attn(hidden).split(module.split_size, dim=-1)
@@ -61,4 +66,27 @@ class Gpt2(KnownLogits):
         return AbsoluteInput(table=base.wpe, norm=base.h[0].ln_1)
 
 
-RECORDS: tuple[Architecture, ...] = (Bert(), DistilBert(), Albert(), SqueezeBert(), Gpt2())
+_AFTER_PADDING = {"first_row": None, "counts_tokens": True}  # RoBERTa's tokens count from the padding id + 1
+_LEARNED = (
+    *("bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "bros", "clip_text_model"),
+    *("convbert", "dpr", "ernie", "flaubert", "git", "gpt-sw3", "gpt_bigcode", "gpt_neo", "imagegpt", "layoutlm"),
+    *("megatron-bert", "mobilebert", "mra", "openai-gpt", "rembert", "roc_bert", "splinter", "tapas", "vilt"),
+    *("visual_bert", "xlm"),
+)
+_LIKE_ROBERTA = (
+    *("data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "roberta-prelayernorm"),
+    *("xlm-roberta-xl", "xmod"),
+)
+_LIKE_BART = ("bart", "biogpt", "mbart", "mvp", "nystromformer", "plbart", "yoso")  # two rows are no position
+
+RECORDS: tuple[Architecture, ...] = (
+    *(Bert(), DistilBert(), Albert(), SqueezeBert(), Gpt2()),
+    Bert("roberta", "xlm-roberta", "camembert", **_AFTER_PADDING),
+    Architecture(*_LEARNED, table="learned"),
+    Architecture(*_LIKE_ROBERTA, table="learned", **_AFTER_PADDING),
+    Architecture(*_LIKE_BART, table="learned", first_row=2),
+    Architecture("opt", table="learned", first_row=2, counts_tokens=True),
+    Architecture("ctrl", "marian", "pegasus", "pegasus_x", "tipsv2_text_model", table="sinusoidal"),
+    Architecture("xglm", table="sinusoidal", first_row=2),
+    Architecture("m2m_100", "nllb-moe", table="sinusoidal", **_AFTER_PADDING),
+)

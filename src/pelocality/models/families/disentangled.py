@@ -14,6 +14,8 @@ class Deberta(KnownLogits):
     """DeBERTa: queries (c2p) and keys (p2c) are multiplied with embedded distances; no term is position alone."""
 
     model_types: ClassVar[tuple[str, ...]] = ("deberta",)
+    table = "learned"
+    relative_terms = True
     position_methods: ClassVar[tuple[str, ...]] = ("disentangled_att_bias",)
     span_name: ClassVar[str] = "max_relative_positions"  # an attribute of attention: the largest distance
 

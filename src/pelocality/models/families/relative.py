@@ -2,12 +2,19 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pelocality._toeplitz import diagonals
+<<<<<<< HEAD
+=======
+from pelocality.encodings.alibi import published_slopes
+from pelocality.models.families._declared import head_size
+from pelocality.models.families._keys import Keys
+>>>>>>> w-audit
 from pelocality.models.families._logits import KnownLogits
 from pelocality.models.families._record import Architecture
 
@@ -32,6 +39,9 @@ class MpNet(KnownLogits):
     """MPNet (Song et al., 2020): a relative bias in every layer, and an absolute table at the input."""
 
     model_types = ("mpnet",)
+    table = "learned"
+    first_row = 2
+    counts_tokens = True
     projections = ("q", "k")
 
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
@@ -48,6 +58,9 @@ class Bloom(KnownLogits):
     """
 
     model_types = ("bloom",)
+
+    def declared_slopes(self, config: Any) -> Tensor | None:
+        return published_slopes(config.n_head)
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         # (batch, n, 3d) -> (batch, n, head, 3, d_head): query, key and value are adjacent in each head
@@ -69,11 +82,28 @@ class Mpt(Architecture):
 
     model_types = ("mpt",)
 
+    def declared_slopes(self, config: Any) -> Tensor | None:
+        if not config.attn_config.alibi:
+            return None
+        heads, most = config.n_heads, config.attn_config.alibi_bias_max
+        power = 2 ** math.ceil(math.log2(heads))  # slopes of a power of two heads, every second one first
+        slopes = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64, device="cpu") / power)
+        return slopes if power == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+
     def max_length(self, base: Any) -> int | None:
         return int(base.config.max_seq_len)
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         call["attention_mask"] = None
+
+
+class Falcon(Architecture):
+    """Falcon (TII, 2023): ALiBi's slopes, which are added before the logits are scaled, or rotations."""
+
+    model_types = ("falcon",)
+
+    def declared_slopes(self, config: Any) -> Tensor | None:
+        return published_slopes(config.num_attention_heads) / head_size(config) ** 0.5 if config.alibi else None
 
 
 class XlNet(KnownLogits):
@@ -84,6 +114,7 @@ class XlNet(KnownLogits):
     """
 
     model_types = ("xlnet",)
+    relative_terms = True
     mask_arguments = ("attn_mask_h",)
     position_arguments = ("r",)
     position_weights = ("r", "r_r_bias")
@@ -107,6 +138,9 @@ class XlNet(KnownLogits):
 
     def causal(self, base: Any) -> bool:
         return bool(base.config.attn_type == "uni")
+
+    def declared_causal(self, config: Any, base: Any) -> bool | None:
+        return bool(config.attn_type == "uni")
 
     def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
         if self.causal(base) and base.same_length:  # XLNet's mask then hides all but the token itself
@@ -143,4 +177,8 @@ class XlNet(KnownLogits):
         return scores.gather(-1, index)
 
 
-RECORDS: tuple[Architecture, ...] = (T5(), MpNet(), Bloom(), Mpt(), XlNet())
+RECORDS: tuple[Architecture, ...] = (
+    *(T5(), MpNet(), Bloom(), Mpt(), Falcon(), XlNet()),
+    Architecture("inkling_text", "inkling2_text", "inkling2_loop_text", relative_terms=True),
+    Architecture("prophetnet", relative_terms=None),  # only its decoder has them
+)

@@ -29,8 +29,6 @@ class Rotary(KnownLogits):
     )
     projections = ("q_proj", "k_proj")
     head_size = "head_dim"
-    interleaved: ClassVar[bool] = False
-    """Whether dimension 2f is rotated together with 2f + 1."""
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query, key = (self._normed(module, hidden, *each) for each in zip(self.projections, "qk", strict=True))
@@ -147,6 +145,7 @@ class Cohere(Rotary):
 
     model_types = ("cohere", "cohere2")
     interleaved = True
+    rotates_in_windows_alone = True  # Command R7B
 
     def _by_pair(self, angles: Tensor) -> Tensor:
         return angles[..., ::2]
@@ -180,10 +179,26 @@ class RoFormer(Architecture):
     """
 
     model_types = ("roformer",)
+    interleaved = True
+    rotates_by_default = True
 
     def without_position(self, output: Tensor) -> Tensor:
         sin, cos = output.chunk(2, dim=-1)
         return torch.cat([torch.zeros_like(sin), torch.ones_like(cos)], dim=-1)
 
 
-RECORDS: tuple[Architecture, ...] = (Rotary(), Fused(), GptNeoX(), GptOss(), Glm(), Cohere(), ModernBert(), RoFormer())
+_INTERLEAVED = (
+    *("deepseek_v2", "deepseek_v4", "ernie4_5_vl_moe_text", "glm4v_text", "glm_ocr_text", "hy_v4_vl_text"),
+    *("llama4_text", "moonshine", "moonshine_streaming", "openai_privacy_filter"),
+)
+_IN_WINDOWS = ("afmoe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini")
+
+RECORDS: tuple[Architecture, ...] = (
+    *(Rotary(), Fused(), GptNeoX(), GptOss(), Glm(), Cohere(), ModernBert(), RoFormer()),
+    Architecture("gptj", "codegen", interleaved=True, rotates_by_default=True),
+    Architecture(*_INTERLEAVED, interleaved=True),
+    Architecture("nanochat", direction=-1),
+    Architecture("jamba", "kimi_linear", "nemotron_h", "zamba", rotates_by_default=False),
+    Architecture(*_IN_WINDOWS, rotates_in_windows_alone=True),
+    Architecture("cohere2_moe", interleaved=True, rotates_in_windows_alone=True),
+)

@@ -1,0 +1,260 @@
+"""What the configuration of a model declares of its positions, by the published formulas.
+
+None of it calls transformers' own functions for angles, slopes, buckets or masks: a mistake in those is found only by a
+second implementation of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
+)
+
+from pelocality.encodings.buckets import bucket_of
+
+UNDECLARED = "undeclared"
+_SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+
+Window = tuple[str, int] | str | None
+"""("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
+
+
+@dataclass(frozen=True)
+class RotaryAngles:
+    """The angles of rotary embeddings (Su et al., 2021).
+
+    Attributes:
+        dims: The number of rotated dimensions.
+        base: The base of the geometric series of frequencies.
+        scaling: "default" or the name of a scaling with a published formula.
+        options: The options of the scaling.
+        trained: The length from which the scaling starts or to which it refers.
+    """
+
+    dims: int
+    base: float = 10_000.0
+    scaling: str = "default"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    trained: int = 0
+
+    def frequencies(self, length: int) -> Tensor:
+        """Return radians per position (dims / 2,), of a sequence of this length."""
+        base, options, dims = self.base, self.options, self.dims
+        if self.scaling == "dynamic":  # NTK-aware, by the length of the sequence (emozilla, 2023)
+            over = max(length, self.trained) / self.trained
+            base *= (options["factor"] * over - (options["factor"] - 1)) ** (dims / (dims - 2))
+        plain: Tensor = base ** -(torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
+        if self.scaling == "linear":  # Chen et al., 2023
+            return plain / float(options["factor"])
+        if self.scaling == "yarn":  # Peng et al., 2023
+            betas = (options.get("beta_fast") or 32, options.get("beta_slow") or 1)
+            low, high = (self._dimension(rotations) for rotations in betas)
+            if options.get("truncate", True):
+                low, high = math.floor(low), math.ceil(high)
+            return self._blended(plain, torch.arange(dims // 2, device="cpu"), max(low, 0), min(high, dims - 1))
+        if self.scaling == "llama3":  # Grattafiori et al., 2024
+            rotations = self.trained * plain / (2 * math.pi)
+            return self._blended(plain, rotations, options["high_freq_factor"], options["low_freq_factor"])
+        if self.scaling == "longrope":  # Ding et al., 2024
+            name = "long_factor" if length > self.trained else "short_factor"
+            return plain / torch.tensor(options[name], dtype=torch.float64, device="cpu")
+        if self.scaling == "proportional":  # Gemma 4: frequencies of the whole head, zero for the slowest
+            plain[int(options.get("partial_rotary_factor", 1.0) * dims // 2) :] = 0
+            return plain / float(options.get("factor", 1.0))
+        return plain
+
+    def _dimension(self, rotations: float) -> float:
+        """Return the pair of dimensions that makes so many rotations over the length of training."""
+        return self.dims * math.log(self.trained / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
+
+    def _blended(self, plain: Tensor, place: Tensor, kept: float, divided: float) -> Tensor:
+        """Return frequencies as they are where ``place`` is ``kept``, divided where it is ``divided``, mixed."""
+        divided = divided + 0.001 if divided == kept else divided
+        share = ((place - kept) / (divided - kept)).clamp(0, 1)
+        mixed: Tensor = plain * (1 - share) + plain / self._factor * share
+        return mixed
+
+    @property
+    def _factor(self) -> float:
+        """How many times longer sequences are than in training."""
+        factor = self.options.get("factor")
+        return float(self.options["max_position_embeddings"] / self.trained if factor is None else factor)
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor on cosines and sines."""
+        if self.scaling not in ("yarn", "longrope"):
+            return 1.0
+        if (given := self.options.get("attention_factor")) is not None:
+            return float(given)
+        if self._factor <= 1:
+            return 1.0
+        if self.scaling == "longrope":
+            return math.sqrt(1 + math.log(self._factor) / math.log(self.trained))
+        one, all_dims = self.options.get("mscale"), self.options.get("mscale_all_dim")
+        weights = (one, all_dims) if one and all_dims else (1, 0)
+        above, below = (0.1 * weight * math.log(self._factor) + 1 for weight in weights)
+        return float(above / below)
+
+
+class DeclaredPositions:
+    """What configurations declare of positions, which `audit` compares with what a model runs.
+
+    A family's record has attributes and methods for what its configuration leaves out. Families that differ in
+    attributes alone are instances: ``Architecture("xglm", table="sinusoidal", first_row=2)``.
+
+    The methods take ``config``, the configuration of the text model, and ``layer``, the number of a layer.
+    """
+
+    table: ClassVar[str | None] = None
+    """The table at the input, "learned" or "sinusoidal"."""
+
+    first_row: ClassVar[int | None] = 0
+    """The row of it that the first token reads; None for the one after the padding id."""
+
+    counts_tokens: ClassVar[bool] = False
+    """Whether positions are counted from the first token, padding left out."""
+
+    interleaved: ClassVar[bool | None] = False
+    """Whether dimension 2f is rotated together with 2f + 1, and not f with f + d / 2; None where nothing says."""
+
+    direction: ClassVar[int | None] = 1
+    """1 where the first of a pair is rotated towards the second, -1 for the reverse, None where nothing says."""
+
+    rotates_by_default: ClassVar[bool | None] = None
+    """Whether a model rotates, with base 10,000, though its configuration has no options for it; None: nothing says."""
+
+    rotates_in_windows_alone: ClassVar[bool] = False
+    """Whether layers without a window have no rotation where others have one."""
+
+    relative_terms: ClassVar[bool | None] = False
+    """Whether content meets embeddings of distances; None where nothing says."""
+
+    def __init__(self, *model_types: str, **facts: Any) -> None:
+        """Make a record, or that of families of these types, which differ in attributes with these values."""
+        vars(self).update(facts | ({"model_types": model_types} if model_types else {}))
+
+    def declared_table(self, config: Any) -> tuple[str, int] | None:
+        """Return the table at the input, and the row of it that the first token reads, or None."""
+        if self.table is None or _has_rotary(config) or not getattr(config, "position_biased_input", True):  # DeBERTa
+            return None
+        return self.table, int(config.pad_token_id) + 1 if self.first_row is None else self.first_row
+
+    def declared_slopes(self, config: Any) -> Tensor | None:
+        """Return the slopes of ALiBi (head,), or None."""
+        return None
+
+    def declared_buckets(self, config: Any, length: int) -> Tensor | None:
+        """Return T5's bucket (Raffel et al., 2020) of each query and key (n, n), or None."""
+        number = getattr(config, "relative_attention_num_buckets", None)
+        if not number:
+            return None
+        farthest = getattr(config, "relative_attention_max_distance", 128)
+        position = torch.arange(length, device="cpu")
+        return bucket_of(position - position[:, None], number, farthest, bool(getattr(config, "is_decoder", False)))
+
+    def declared_rotation(self, config: Any, layer: int) -> RotaryAngles | str | None:
+        """Return the rotary embeddings of a layer, None for none, "undeclared" where they are not known."""
+        kind, config = layer_type(config, layer), _of_layer(config, layer)
+        in_windows = self.rotates_in_windows_alone and getattr(config, "sliding_window", None)
+        base = _member(getattr(config, "layer_rope_theta", None), layer)
+        parameters: Any = getattr(config, "rope_parameters", None)
+        by_type = isinstance(parameters, Mapping) and "rope_type" not in parameters and kind in parameters
+        parameters = parameters[kind] if by_type else parameters
+        if (
+            # 1 where a layer has RoPE, despite the name
+            _member(getattr(config, "no_rope_layers", None), layer) == 0
+            or (by_type and parameters is None)
+            or (in_windows and kind != "sliding_attention")
+            or base == 0
+            or getattr(config, "use_mem_rope", True) is False
+            or self.declared_slopes(config) is not None
+        ):
+            return None
+        if self.rotates_by_default or _has_rotary(config):
+            return RotaryAngles(getattr(config, "rotary_dim", None) or head_size(config))
+        if not isinstance(parameters, Mapping) or "rope_theta" not in parameters:
+            known = self.rotates_by_default is False or self.declared_table(config) is not None
+            return None if known else UNDECLARED
+        if getattr(config, "position_embedding_type", "") is None:
+            return None
+        scaling = parameters.get("rope_type", "default")
+        if scaling not in _SCALINGS:
+            return UNDECLARED
+        share = 1.0 if scaling == "proportional" else parameters.get("partial_rotary_factor") or 1.0
+        longest = getattr(config, "max_position_embeddings", 0) or 0
+        return RotaryAngles(
+            dims=getattr(config, "qk_rope_head_dim", None) or int(head_size(config) * share),
+            base=float(base or parameters["rope_theta"]),
+            scaling=scaling,
+            options={"max_position_embeddings": longest, **parameters},
+            trained=(scaling != "dynamic" and parameters.get("original_max_position_embeddings")) or longest,
+        )
+
+    def declared_causal(self, config: Any, base: Any) -> bool | None:
+        """Return whether queries of a bare transformer see no later key; None where it is not known."""
+        if (given := getattr(config, "is_causal", getattr(config, "causal", None))) is not None:
+            return bool(given)
+        if (wide := getattr(config, "use_bidirectional_attention", None)) is not None:
+            return wide is not True and wide != "all"
+        may_decode = config.model_type == "bert-generation"  # despite the name of its class
+        if type(base).__name__.endswith("Encoder") and not may_decode:
+            return False
+        if getattr(config, "is_encoder_decoder", False):
+            return True if type(base).__name__.endswith("Decoder") else None
+        if may_decode or config.model_type in MASKED or hasattr(config, "relative_attention_num_buckets"):
+            return bool(getattr(config, "is_decoder", False))
+        causal = config.model_type in CAUSAL or config.model_type.removesuffix("_text") in WITH_IMAGES
+        return True if causal else None
+
+    def declared_window(self, config: Any, layer: int) -> Window:
+        """Return ("window", keys) or ("chunks", size) of a layer, None for none, "undeclared" where it is not known.
+
+        A causal window counts the query itself; another one is the distance to either side.
+        """
+        kind, size = layer_type(config, layer), getattr(_of_layer(config, layer), "sliding_window", None)
+        if kind == "chunked_attention":
+            return "chunks", config.attention_chunk_size
+        if kind in ("full_attention", "attention", "hybrid", "global"):
+            return None
+        if kind == "local":  # GPT-Neo
+            return "window", config.window_size
+        if kind is None:
+            return ("window", size) if size and getattr(config, "use_sliding_window", True) is not False else None
+        return ("window", size) if size and kind in ("sliding_attention", "hybrid_sliding") else UNDECLARED
+
+
+def head_size(config: Any) -> int:
+    """Return d_head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _has_rotary(config: Any) -> bool:
+    """Return whether the configuration of ESM has rotations in the place of its table."""
+    return getattr(config, "position_embedding_type", None) == "rotary"
+
+
+def layer_type(config: Any, layer: int) -> str | None:
+    """Return the declared type of a layer, such as "sliding_attention", or None."""
+    kind: str | None = _member(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None), layer)
+    return kind
+
+
+def _member(by_layer: Any, layer: int) -> Any:
+    """Return what a list of a configuration says of a layer; None without a list, or with one that is too short."""
+    return by_layer[layer] if by_layer and layer < len(by_layer) else None
+
+
+def _of_layer(config: Any, layer: int) -> Any:
+    """Return the configuration of a layer, where layers may differ in their sizes."""
+    if not hasattr(config, "per_layer_config"):
+        return config
+    # num_hidden_layers of an encoder-decoder model may be the encoder's, and the decoder may have more layers
+    return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]
