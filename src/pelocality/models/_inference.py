@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._frequencies import by_length, rope_types
-from pelocality.models._restore import restoring
 
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
 
@@ -27,19 +26,15 @@ def inference(model: nn.Module) -> Iterator[None]:
     """
     training = [(module, module.training) for module in model.modules()]
     restore_rotations = rotations_restorer(model)
-    gradients = torch.is_grad_enabled()
-
-    def undo() -> None:
+    try:
+        model.eval()
+        forget_longest_input(model)
+        with torch.no_grad():  # tensors of inference_mode that a model caches could not be trained
+            yield
+    finally:
         for module, flag in training:
             module.training = flag
         restore_rotations()
-        torch.set_grad_enabled(gradients)
-
-    with restoring(undo):
-        model.eval()
-        torch.set_grad_enabled(False)  # tensors of inference_mode that a model caches could not be trained
-        forget_longest_input(model)
-        yield
 
 
 def depend_on_length(model: nn.Module) -> bool:

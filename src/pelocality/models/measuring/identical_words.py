@@ -100,10 +100,10 @@ def positional_attention(
     flag("special_tokens", special_tokens)
     if batch_size is not None:
         count("batch_size", batch_size)
-    if model.content is None:
-        probe = repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
-    else:
+    if model.content is not None:
         probe = constant_content(model, length, words, seed, special_tokens or prefix is not False)
+    else:
+        probe = repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
     places = model.positions_of(length)
     rank, processes = rank_and_size()
     with failing_together() as must_agree:

@@ -70,7 +70,7 @@ class Influence(SequenceModel):
         """
         try:
             with inference(self.module), self.observable(), _differentiable(self.module):
-                found = [self._layers(text, length) for text in _texts(inputs)]
+                found = [self._layers(text, length) for text in _texts(self.moved(inputs))]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

@@ -1,5 +1,6 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
+from pelocality._distributed import failing_together, rank_and_size
 from pelocality.models.inputs.batches import TextBatches
+from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
-from pelocality.models.measuring.samples import stacked
-from pelocality.models.measuring.text import FEWEST, text_sums
+from pelocality.models.measuring.text import FEWEST, TextSums
 from pelocality.models.sequence_model import SequenceModel
 
 _FEW = 10  # texts of which a head that ignores position has a share below -0.1
@@ -182,8 +184,21 @@ def text_average(
         batch_size=batch_size,
         progress=progress,
     )
-    sums = text_sums(model, batches, layers, length)
-    per_sample = stacked(sums.per_text)
+    sums: TextSums | None = None
+    rank, processes = rank_and_size()
+    with failing_together() as must_agree:
+        for number, (inputs, included) in enumerate(batches):  # every process reads every batch
+            if sums is None:
+                known = attention_layers(model, inputs)
+                sums = TextSums(known, known.requested(layers), length, without_first, model.positions_of)
+            if number % processes == rank:
+                add = functools.partial(sums.add, number, included)
+                observe_layers(model, known, sums.layers, inputs, add)
+        must_agree += batches.checksums
+        if sums is None:
+            raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+    sums.add_processes()
+    share, per_sample = sums.share(), sums.per_sample()
     if not per_sample:
         chosen = f"length={length} and without_first={without_first}"
         raise ValueError(f"with {chosen} no text has {FEWEST} tokens to measure; change these or pass longer texts")
@@ -196,7 +211,6 @@ def text_average(
         raise ValueError(f"no text has a token to measure at position {gap}, between {first} and {last}; {advice}")
     mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
     visible = sums.counts[:, part, part] > 0
-    share = sums.share()
     source = provenance(
         model,
         visible,
@@ -211,7 +225,7 @@ def text_average(
         layers=sums.layers,
         source=source,
         visible=None if bool(visible.all()) else visible,
-        other_layers=sums.other_layers,
+        other_layers=known.others,
         share=share,
         counts=counts[part],
         positions=model.positions_of(last + 1 - first),
