@@ -59,14 +59,12 @@ def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[di
     inputs = {name: token_tensor(name, each, ids) for name, each in others.items() if each is not None}
     if "token_type_ids" in inputs:
         types = getattr(model.config, "type_vocab_size", None)
-        if not model.reads("token_type_ids") or (
-            types is not None and int(inputs["token_type_ids"].max()) >= types > 0
-        ):
+        unknown = types is not None and bool((inputs["token_type_ids"] >= max(types, 1)).any())
+        if unknown or not model.reads("token_type_ids"):
             raise ValueError(f"{model} does not read these token_type_ids; leave them out")
     model.check_ids(ids)
-    inputs = {
-        name: each.reshape(-1, ids.shape[-1]).to(model.device) for name, each in ({"input_ids": ids} | inputs).items()
-    }
+    inputs = {"input_ids": ids} | inputs
+    inputs = {name: each.reshape(-1, ids.shape[-1]).to(model.device) for name, each in inputs.items()}
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
 
 

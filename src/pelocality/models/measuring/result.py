@@ -127,14 +127,9 @@ class AveragedAttention(DisplayMixin):
             The lower and the upper end, each (layer, head); NaN for a single sample.
 
         Raises:
-            TypeError: A metric that is not a name.
             ValueError: An unknown metric or a confidence outside (0, 1).
         """
-        if not isinstance(metric, str):
-            raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}")
-        if metric not in self.per_sample:
-            known = ", ".join(self.per_sample) or "none: there are no numbers of each text, read metric_of_mean"
-            raise ValueError(f"metric must be one of {known}, got {metric!r}")
+        check_choice("metric", metric, list(self.per_sample))
         return interval_of(self.per_sample[metric], confidence)
 
     def to_frame(
@@ -167,19 +162,21 @@ class AveragedAttention(DisplayMixin):
         index: pd.Index[Any] = pd.Index(self.layers, name="layer")
         if by == "head":
             index = pd.MultiIndex.from_product([self.layers, range(heads)], names=["layer", "head"])
-        columns: dict[str, Any] = {}
+        columns: dict[str, Tensor] = {}
         chosen = self._shown() if metrics is None else [metrics] if isinstance(metrics, str) else metrics
         for name in chosen:
-            given = metrics[name] if isinstance(metrics, Mapping) else None
-            if given is None and name in self.per_sample:
+            function = metrics[name] if isinstance(metrics, Mapping) else None
+            if function is None and name in self.per_sample:
                 samples = self.per_sample[name]
-                samples = samples.mean(-1) if by == "layer" else samples
+                samples = samples.mean(-1, keepdim=True) if by == "layer" else samples
                 low, high = interval_of(samples, confidence)
                 columns |= {name: samples.mean(0), f"{name}_low": low, f"{name}_high": high}
-            of_mean = self._of_mean(name, given)
+            of_mean = self._of_mean(name, function)
             if of_mean is not None:
-                columns[f"{name}_of_mean"] = of_mean.mean(-1) if by == "layer" else of_mean
-        columns |= {name: each.mean(-1) if by == "layer" else each for name, each in self._more_columns().items()}
+                columns[f"{name}_of_mean"] = of_mean
+        columns |= self._more_columns()
+        if by == "layer":
+            columns = {name: each.mean(-1) for name, each in columns.items()}
         frame = pd.DataFrame({name: values.flatten().tolist() for name, values in columns.items()}, index)
         frame["visible_keys"] = [keys for keys in self.visible_keys for _ in range(len(frame) // len(self.layers))]
         return frame.reset_index()
@@ -201,26 +198,20 @@ class AveragedAttention(DisplayMixin):
         if function is None and name in self.per_sample:
             return None
         if function is None:
-            known = [*self.per_sample, "a metric of pelocality.metrics"]
-            close = nearest(name, [*self.per_sample, *dir(_metrics)])
-            raise ValueError(f"metrics must hold {', '.join(known)}, or map names to functions, got {name!r}{close}")
-        value, wanted = function(self), tuple(self.attention.shape[:2])
-        given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        if given != wanted:
-            raise ValueError(f"metrics must give one number per matrix, a tensor {wanted}, but {name} gives {given}")
+            names = [*self.per_sample, *dir(_metrics)]
+            advice = f"a function, a metric of pelocality.metrics, or one of {', '.join(self.per_sample)}"
+            raise ValueError(f"metrics holds {name!r}, which is not {advice}{nearest(name, names)}")
+        value = function(self)
+        if getattr(value, "shape", None) != self.attention.shape[:2]:
+            raise ValueError(f"metrics must give one number per matrix, (layer, head), which {name} does not")
         return value
 
     def save(self, path: str | Path) -> None:
         """Write the result to one safetensors file, with the provenance as JSON in its header.
 
         Args:
-            path: The file to write, by convention ending in ``.safetensors``.
-
-        Raises:
-            FileNotFoundError: The folder of ``path`` does not exist.
+            path: The file to write, in a folder that exists, by convention ending in ``.safetensors``.
         """
-        if not Path(path).parent.is_dir():
-            raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
         header = {
