@@ -39,43 +39,40 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 def depend_on_length(model: nn.Module) -> bool:
     """Return whether the rotations of a model depend on the longest text of a batch: dynamic NTK and LongRoPE."""
-    return any(by_length(kind) for module in model.modules() for kind in rope_types(module))
+    return any(by_length(rope_type) for module in model.modules() for rope_type in rope_types(module))
 
 
 def rotations_restorer(model: nn.Module) -> Callable[[], None]:
-    """Return the function that gives a model the rotations again that it has now."""
+    """Return the function that gives a model the rotations again that it has now, those changed in place included."""
     before = [
-        (module, dict(vars(module)), dict(module._buffers), _copied_frequencies(module))
+        (module, dict(vars(module)), [(name, buffer, _copy(buffer)) for name, buffer in module._buffers.items()])
         for module in model.modules()
         if any(_CACHED in name for name in vars(module)) or any(map(by_length, rope_types(module)))
     ]
 
     def restore() -> None:
-        for module, attributes, buffers, frequencies in before:
+        for module, attributes, buffers in before:
             for name in vars(module).keys() - attributes.keys():
                 del module.__dict__[name]
             module.__dict__.update(attributes)
-            module._buffers.update(buffers)
-            for buffer, values in frequencies:
-                if not torch.equal(buffer, values):
+            for name, buffer, values in buffers:
+                module._buffers[name] = buffer
+                if buffer is not None and values is not None and not torch.equal(buffer, values):
                     buffer.copy_(values)
 
     return restore
 
 
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    """Return a copy of a buffer; None where it has no values."""
+    return None if buffer is None or buffer.is_meta else buffer.clone()
+
+
 def forget_longest_input(model: nn.Module) -> None:
     """Give a model with dynamic rotations those of its original length, as if it had read no longer input."""
     for module in model.modules():
-        if any("dynamic" in kind for kind in rope_types(module)):
+        if any("dynamic" in rope_type for rope_type in rope_types(module)):
             for name in [name for name in module._buffers if name.endswith(_ORIGINAL)]:
-                kind = name.removesuffix(_ORIGINAL)  # the type of a layer, where types differ in their rotations
-                module._buffers[f"{kind}{_FREQUENCIES}"] = module._buffers[name]
-                setattr(module, f"{kind}max_{_CACHED}", module.original_max_seq_len)
-
-
-def _copied_frequencies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Return the frequencies that LongRoPE changes in place, and a copy of each."""
-    if "longrope" not in rope_types(module):
-        return []
-    buffers = module._buffers.items()
-    return [(each, each.clone()) for name, each in buffers if each is not None and name.endswith(_FREQUENCIES)]
+                layer_type = name.removesuffix(_ORIGINAL)  # where types of layers differ in their rotations
+                module._buffers[f"{layer_type}{_FREQUENCIES}"] = module._buffers[name]
+                setattr(module, f"{layer_type}max_{_CACHED}", module.original_max_seq_len)

@@ -76,7 +76,5 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         weight = getattr(part, "weight", None)
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
         if weight is not None and not plain:
-            raise ValueError(
-                f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
-                "split; pass the model without quantisation or sharding, or use positional_attention or text_average"
-            )
+            reason = f"holds quantised or sharded weights ({type(part).__name__}), which cannot be split"
+            raise ValueError(f"{type(base).__name__} {reason}; use positional_attention or text_average")

@@ -294,7 +294,7 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
-            advice = f"ask for at most {most - specials}"
+            advice = f"ask for at most {most - specials}, and split longer texts"
             raise ValueError(f"length={length} is beyond the {most} positions of {self}; {advice}")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)

@@ -68,8 +68,8 @@ class LocalityCallback(TrainerCallback):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``every``, ``length`` or ``words`` below 1, a negative seed, no words, an empty name, or an unknown
-            source. When training starts: a model that the source cannot measure, or two callbacks of one name.
+        ValueError: ``every``, ``length`` or ``words`` below 1, a negative seed, no words, or an unknown source. When
+            training starts: a model that the source cannot measure, or two callbacks of one name.
 
     Note:
         Reporters that the Trainer got as objects, and other names in ``report_to``, do not get the rows, because
@@ -118,7 +118,6 @@ class LocalityCallback(TrainerCallback):
         self.source, self.words, self.name, self.prefix = source, words, name, prefix
         self.inputs, self.vocabulary_size = inputs, vocabulary_size
         self.log_history: list[dict[str, Any]] = []
-        trajectory([], name=name)  # refuses an invalid name
 
     @property
     def table(self) -> pd.DataFrame:
@@ -159,11 +158,11 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; rename one of them")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
-            known = {"adjusted_locality": adjusted}
-            known |= {} if causal else vars(measurement(matrix, positions=positions))
+            measured = {"adjusted_locality": adjusted}
+            measured |= {} if causal else vars(measurement(matrix, positions=positions))
             for metric in causal_metrics(positions) if causal else BIDIRECTIONAL:
                 more = {} if metric == "sink_rate" else {"positions": positions}
-                values = known[metric] if metric in known else getattr(metrics, metric)(matrix, **more)
+                values = measured[metric] if metric in measured else getattr(metrics, metric)(matrix, **more)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
         state.log_history.append(logs | {"step": state.global_step})
         for reporter in self._reporters:
@@ -242,19 +241,11 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
         the metrics for causal attention, another model the metrics for bidirectional attention. The table is empty if
         nothing was logged under that name.
 
-    Raises:
-        TypeError: A name that is not a string.
-        ValueError: An empty name.
-
     Examples:
         >>> trajectory([{"step": 0, "loss": 3.2}, {"step": 5, "pelocality/locality/layer_0": 0.25}])
            step  layer  locality
         0     5      0      0.25
     """
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {name!r}")
-    if not name:
-        raise ValueError("name must not be empty")
     pattern = re.compile(re.escape(name) + r"/(?P<metric>\w+)/layer_(?P<layer>\d+)")
     found = [(entry["step"], pattern.fullmatch(key), value) for entry in log_history for key, value in entry.items()]
     rows = [(step, int(match["layer"]), match["metric"], value) for step, match, value in found if match]
