@@ -387,7 +387,8 @@ class SequenceModel:
         """Return whether a repeated word has equal hidden states at all its positions in every layer."""
         if self.config is None or positions.stop - positions.start < 2:
             return False
-        states = getattr(self.outputs(inputs, output_hidden_states=True), "hidden_states", None)
+        with self.observable():  # FlexAttention would be compiled for this run alone
+            states = getattr(self.outputs(inputs, output_hidden_states=True), "hidden_states", None)
         if not states or any(layer.ndim < 2 or layer.shape[-2] < positions.stop for layer in states):
             return False
         return all(_equal_rows(layer[..., positions, :]) for layer in states)

@@ -24,7 +24,7 @@ def token_tensor(name: str, values: Any, ids: Tensor | None = None) -> Tensor:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         advice = f"take ['{name}'] of what tokenizer(..., padding=True, return_tensors='pt') returns"
-        wrong = ValueError if isinstance(error, ValueError) else TypeError  # of texts of different lengths
+        wrong = ValueError if isinstance(values, list | tuple) else TypeError  # lists of different lengths
         raise wrong(f"{name} must be integers, (n,) or (batch, n), got {type(values).__name__}; {advice}") from error
     is_mask = name.endswith("mask")
     if is_mask and not bool(((tensor == 0) | (tensor == 1)).all()):
