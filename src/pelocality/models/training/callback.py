@@ -18,7 +18,7 @@ from pelocality.models.families import family_of
 from pelocality.models.inputs.words import check_words
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
-from pelocality.models.measuring.samples import CAUSAL, PUBLISHED, causal_metrics
+from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
 from pelocality.models.sequence_model import Content, SequenceModel
 from pelocality.positions import Positions
 
@@ -158,9 +158,12 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; rename one of them")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
+            shown = CAUSAL if causal else BIDIRECTIONAL
+            if positions is not None and not positions.has_directions:
+                shown = tuple(name for name in shown if name not in ("past_locality", "direction_balance"))
             measured = {"adjusted_locality": adjusted}
             measured |= {} if causal else vars(measurement(matrix, positions=positions))
-            for metric in causal_metrics(positions) if causal else BIDIRECTIONAL:
+            for metric in shown:
                 more = {} if metric == "sink_rate" else {"positions": positions}
                 values = measured[metric] if metric in measured else getattr(metrics, metric)(matrix, **more)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
