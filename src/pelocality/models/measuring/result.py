@@ -129,7 +129,9 @@ class AveragedAttention(DisplayMixin):
         Raises:
             ValueError: An unknown metric or a confidence outside (0, 1).
         """
-        check_choice("metric", metric, list(self.per_sample))
+        if not self.per_sample:
+            raise ValueError("there are no numbers of each text, and so no intervals; read metric_of_mean")
+        check_choice("metric", metric, self.per_sample)
         return interval_of(self.per_sample[metric], confidence)
 
     def to_frame(
