@@ -128,12 +128,12 @@ class SequenceModel:
             TypeError: As for the class.
             ValueError: As for the class, or a learned prompt (peft), which would be left out.
         """
-        model = model if isinstance(model, SequenceModel) else cls(model)
-        for module in model.given.modules():
+        described = model if isinstance(model, SequenceModel) else cls(model)
+        for module in described.given.modules():
             if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
                 advice = "pass model.get_base_model() to measure the model without it"
                 raise ValueError(f"{type(module).__name__} has a learned prompt, which would be left out; {advice}")
-        return model
+        return described
 
     def __str__(self) -> str:
         """Return the class and type of the model, for errors."""

@@ -74,7 +74,8 @@ def mean_content(
         text = included.any(1).to(device)
         both.append(torch.stack(by_text, 2)[:, text])
         tokens.append(included.sum(1).to(device)[text])
-    return Content(*torch.cat(both, 1), torch.cat(tokens))
+    queries, keys = torch.cat(both, 1)
+    return Content(queries, keys, torch.cat(tokens))
 
 
 def by_layer(

@@ -158,7 +158,7 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; rename one of them")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
-            shown = CAUSAL if causal else BIDIRECTIONAL
+            shown: tuple[str, ...] = CAUSAL if causal else BIDIRECTIONAL
             if positions is not None and not positions.has_directions:
                 shown = tuple(name for name in shown if name not in ("past_locality", "direction_balance"))
             measured = {"adjusted_locality": adjusted}
