@@ -7,7 +7,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality import ALiBi, SequenceModel, attach, head_classes, text_average
-from pelocality.models.heads.states import StateSums
+from pelocality.models.heads.sums import StateSums
 from pelocality.models.heads.weights import direction, symmetry, weight_scores
 from tests.families import small, tiny, tokens
 

@@ -3,7 +3,6 @@
 import copy
 import json
 import random
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -247,13 +246,6 @@ def test_checkpoints_of_another_training_are_refused_and_stay(tmp_path):
     with pytest.raises(ValueError, match="holds checkpoints of another training; choose another folder"):
         relocate(make(), NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
-
-
-def test_accelerate_is_asked_for_where_it_is_missing(monkeypatch):
-    make, tokenizer = FAMILIES["bert"]
-    monkeypatch.setitem(sys.modules, "accelerate.state", None)
-    with pytest.raises(ImportError, match="pip install accelerate"):
-        relocate(make(), NoEncoding(2), tokenizer, TEXTS, **OPTIONS)
 
 
 def test_float16_is_refused():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from pelocality.models._restore import changed, hooked, restoring
 
@@ -355,7 +356,7 @@ def _keys_last(states: Tensor, dim: Any) -> Tensor | None:
 
 def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield the factors of a product (..., i, j), summed over j, each with the other factor (..., j, d) if known."""
-    tensors = list(_tensors(arguments))
+    tensors = [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
     if len(tensors) < 2:
         return
     if not isinstance(arguments[0], str):
@@ -376,15 +377,6 @@ def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
             others = [(other, letters) for other, letters in named if other is not factor and key in letters]
             values = [other.movedim(letters.index(key) - len(letters), -2) for other, letters in others if key != "."]
             yield factor.mT if last_stays else factor, values[0] if len(values) == 1 else None
-
-
-def _tensors(arguments: list[Any]) -> Iterator[Tensor]:
-    """Return the tensors among the arguments of a product, those in lists included."""
-    for each in arguments:
-        if isinstance(each, list | tuple):
-            yield from _tensors(list(each))
-        elif isinstance(each, Tensor):
-            yield each
 
 
 def _first_column(factor: Tensor, weights: Tensor, values: Tensor | None) -> int | None:

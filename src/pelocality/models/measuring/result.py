@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -91,11 +91,12 @@ class AveragedAttention(DisplayMixin):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = []
         if self.other_layers:
-            kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
-            notes.append(f"layers that are not measured: {kinds}")
+            others = ", ".join(f"{layer} {what}" for layer, what in self.other_layers.items())
+            notes.append(f"layers that are not measured: {others}")
         if self.positions is not None:
-            axes = "one coordinate" if self.positions.dimensions == 1 else f"{self.positions.dimensions} coordinates"
-            notes.append(f"distance is by positions of {axes}, not by the order of the tokens")
+            axes = self.positions.dimensions
+            coordinates = f"{axes} coordinate{'s' if axes > 1 else ''}"
+            notes.append(f"distance is by positions of {coordinates}, not by the order of the tokens")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if self.source.directions:
@@ -103,9 +104,8 @@ class AveragedAttention(DisplayMixin):
             share = f"{float(own.min()):.0%} to {float(own.max()):.0%} of it, by layer, is a position's own"
             notes.append(f"influence over depth: {share}, most of this through residual connections")
         if "learned_sink" in self.per_sample:
-            notes.append(
-                "learned sinks: rows are renormalised without them; names in _with_sink are of the rows as they are"
-            )
+            rows = "rows are renormalised without them; names in _with_sink are of the rows as they are"
+            notes.append(f"learned sinks: {rows}")
         return tuple(notes)
 
     if not TYPE_CHECKING:
@@ -241,13 +241,11 @@ class AveragedAttention(DisplayMixin):
         Raises:
             FileNotFoundError: The file does not exist.
             ValueError: The file does not hold a saved result of this class.
+            SafetensorError: It is no safetensors file, or not a whole one.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if text is None:
             raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
         header = json.loads(text)
@@ -301,26 +299,24 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            notes.append(
-                "relative positions alone: every position holds the same hidden state in every layer, so each layer "
-                "shows only the positions it adds itself; measure with prefix=True, or text with text_average"
-            )
+            states = "every position holds the same hidden state in every layer"
+            advice = "measure with prefix=True, or text with text_average"
+            alone = f"{states}, so each layer shows only the positions it adds itself; {advice}"
+            notes.append(f"relative positions alone: {alone}")
             distance = self._distance_from_uniform()
-            if flat := [str(layer) for layer, far in zip(self.layers, distance, strict=True) if far < _UNIFORM]:
-                notes.append(
-                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(flat)}; their "
-                    "attention on text may differ"
-                )
-            if none := [str(layer) for layer, far in zip(self.layers, distance, strict=True) if far < _NO_POSITIONS]:
+            if flat := [str(layer) for layer, far in distance.items() if far < _UNIFORM]:
+                within = f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(flat)}"
+                notes.append(f"{within}; their attention on text may differ")
+            if none := [str(layer) for layer, far in distance.items() if far < _NO_POSITIONS]:
                 notes.append(f"layers that add no positions: {', '.join(none)}")
         return tuple(notes)
 
-    def _distance_from_uniform(self) -> list[float]:
-        """Return for each layer how far its least uniform head is from uniform, in total variation, from 0 to 1."""
+    def _distance_from_uniform(self) -> dict[int, float]:
+        """Return by layer how far its least uniform head is from uniform, in total variation, from 0 to 1."""
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible / visible.sum(-1, keepdim=True)
-        distances: list[float] = ((self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2).amax(-1).tolist()
-        return distances
+        far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # (layer, head)
+        return dict(zip(self.layers, far.amax(-1).tolist(), strict=True))
 
     def _samples(self) -> str:
         number, kind = len(self.source.words), "word" if self.source.word_ids else "sample"

@@ -38,11 +38,10 @@ class TextAverage(AveragedAttention):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
-        notes, advice = list(super().notes), "pass texts of one length, or length= of the shortest"
+        notes, n = list(super().notes), self.source.texts
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible[:, 1:, 0] / visible[:, 1:].sum(-1)
-        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1)  # (layer, head)
-        n = self.source.texts
+        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1).amax(-1)  # (layer,)
         if self.source.repeated:
             notes.append(f"{self.source.repeated} texts are equal to one of the {n} and do not count")
         if n == 1:
@@ -50,14 +49,15 @@ class TextAverage(AveragedAttention):
         elif n <= _FEW:
             average = f"a head that ignores position has a share of {-1 / (n - 1):.2f} on average"
             notes.append(f"of {n} texts, {average}: pass more")
-        if found := [str(layer) for layer, heads in zip(self.layers, sink, strict=True) if bool((heads > _SINK).any())]:
+        if layers := [str(layer) for layer, more in zip(self.layers, sink.tolist(), strict=True) if more > _SINK]:
             most = f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform attention gives it"
-            where = f"in layer{'s' if len(found) > 1 else ''} {', '.join(found)}"
+            where = f"in layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
             notes.append(f"the first token gets {most} {where}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
             more = f"numbers compare at equal n only, and length={self.length + 2 * cut} gives n = {self.length + cut}"
             notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out; {more}")
         if self._shortest < self.length:
+            advice = "pass texts of one length, or length= of the shortest"
             lengths = f"texts have {self._shortest} to {self.length} tokens, with which most metrics change"
             notes.append(f"{lengths}: read adjusted_locality, or {advice}")
             if not self.source.causal:

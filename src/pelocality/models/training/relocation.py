@@ -182,10 +182,8 @@ def relocate(
 @contextmanager
 def _state_of_accelerate_kept() -> Iterator[None]:
     """Restore accelerate's settings of this process, such as its mixed precision, which a Trainer replaces."""
-    try:
-        from accelerate.state import AcceleratorState, GradientState, PartialState
-    except ImportError as error:
-        raise ImportError("transformers' Trainer needs accelerate: pip install accelerate") from error
+    from accelerate.state import AcceleratorState, GradientState, PartialState  # an extra, needed here alone
+
     states = [each._shared_state for each in (AcceleratorState, GradientState, PartialState)]
     before = [dict(state) for state in states]
     try:
