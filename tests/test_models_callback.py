@@ -308,10 +308,7 @@ def train_and_load_best(tmp_path, stop, unit, saved):
     return trainer, callback, witness.localities
 
 
-@pytest.mark.parametrize(
-    ("stop", "unit", "saved"),
-    [(None, "steps", "best"), (None, "epoch", "epoch")],
-)
+@pytest.mark.parametrize(("stop", "unit", "saved"), [(None, "steps", "best"), (None, "epoch", "epoch")])
 def test_the_last_row_is_the_model_of_the_last_step_when_the_best_is_loaded(tmp_path, stop, unit, saved):
     trainer, callback, localities = train_and_load_best(tmp_path, stop, unit, saved)
     best, last = trainer.state.best_global_step, trainer.state.global_step

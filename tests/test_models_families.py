@@ -9,10 +9,9 @@ from torch import nn
 
 from pelocality.encodings import AttenuatedEncoding
 from pelocality.models import attach, decompose, positional_attention
-from pelocality.models.families import known_families
 from pelocality.models.logits.terms import captured_inputs
 from pelocality.models.sequence_model import SequenceModel
-from tests.families import ANY, EVERY, FAMILIES, UNKNOWN, base_of, family_of, small, tiny, tiny_any, tokens
+from tests.families import ANY, EVERY, UNKNOWN, base_of, family_of, small, tiny, tiny_any, tokens
 
 N = 17
 ABSOLUTE = [
@@ -75,15 +74,6 @@ def test_the_equation_with_the_facts_of_the_record_gives_the_attention_of_every_
             assert (attention[:, :, ~visible] == 0).all()
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_causal_families_hide_the_future(name):
-    model = tiny(name)
-    record = family_of(model)
-    base = base_of(model)
-    hidden = ~record.visible(base, record.attention_layers(base)[0], 9)
-    assert record.causal(base) == bool(hidden.triu(1).sum() == 36)
-
-
 @pytest.mark.parametrize("name", ABSOLUTE)
 def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name):
     model = tiny(name)
@@ -105,30 +95,6 @@ def test_the_absolute_input_equals_the_input_of_the_first_attention_module(name)
         if absolute.after_norm is not None:
             expected = absolute.after_norm(expected)
     torch.testing.assert_close(expected, seen[0], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ABSOLUTE)
-def test_max_length_is_the_longest_input_that_the_model_accepts(name):
-    model = tiny(name)
-    record = family_of(model)
-    base = base_of(model)
-    most = record.max_length(base)
-    with torch.no_grad():
-        base(tokens(1, most))
-        with pytest.raises((IndexError, RuntimeError)):
-            base(tokens(1, most + 1))
-
-
-@pytest.mark.parametrize("name", sorted(set(EVERY) - set(ABSOLUTE)))
-def test_families_without_a_table_have_no_max_length(name):
-    model = tiny(name)
-    record = family_of(model)
-    assert record.absolute(base_of(model)) is None
-    assert record.max_length(base_of(model)) is None
-
-
-def test_every_tested_family_is_known():
-    assert set(FAMILIES) <= set(known_families())
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,9 @@ import transformers as hf
 from torch import nn
 
 import pelocality.models.measuring.words as word_sums
-from pelocality.encodings import ALiBi, AttenuatedEncoding
+from pelocality.encodings import ALiBi
 from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
-from pelocality.models import (
-    AttentionFunction,
-    SequenceModel,
-    attach,
-    positional_attention,
-)
+from pelocality.models import AttentionFunction, SequenceModel, attach, positional_attention
 from tests.families import EVERY, base_of, family_of, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_words import byte_level
 
@@ -273,20 +268,6 @@ def test_lengths_beyond_training_are_logged_where_there_is_no_table(caplog):
     assert "trained on at most 64 positions" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_only_active_position_tables_limit_the_length(name):
-    model = tiny(name)
-    encoding = AttenuatedEncoding(decay=0.01)
-    with attach(model, encoding):
-        measured = positional_attention(model, length=90, words=WORDS[:1])
-    assert measured.attention.shape[-1] == 90
-    with (
-        attach(model, encoding, position_embeddings="keep"),
-        pytest.raises(ValueError, match="length=90 is beyond"),
-    ):
-        positional_attention(model, length=90, words=WORDS[:1])
-
-
 @pytest.fixture(scope="module")
 def minilm():
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -327,18 +308,6 @@ def test_special_tokens_are_fed_and_cut_out_on_request(minilm):
 def test_offloaded_models_are_probed_where_they_run(name):
     expected = positional_attention(tiny(name), length=N, words=WORDS).attention
     torch.testing.assert_close(positional_attention(offloaded(tiny(name)), length=N, words=WORDS).attention, expected)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_a_model_that_was_offloaded_with_its_encoding_is_probed_at_any_length(name):
-    def with_encoding():
-        model = tiny(name)
-        attach(model, AttenuatedEncoding(decay=0.3))
-        return model
-
-    expected = positional_attention(with_encoding(), length=60, words=WORDS).attention
-    found = positional_attention(offloaded(with_encoding()), length=60, words=WORDS).attention
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])

@@ -108,22 +108,6 @@ def test_mpnet_is_relative_below_its_first_layer():
     assert delta.relative.shape == (2, 2, 2 * N - 1)
 
 
-@pytest.mark.parametrize(("name", "causal"), [("gpt2", True), ("llama", True), ("bloom", True), ("bert", False)])
-def test_weights_are_rows_that_respect_the_causal_mask(name, causal):
-    delta = positional_logits(tiny(name), length=N)
-    weights = delta.attention
-    assert delta.causal == causal
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    assert bool((weights.triu(1) == 0).all()) == causal
-
-
-def test_local_layers_have_their_window_in_visible():
-    delta = positional_logits(tiny("modernbert"), length=N, words=[7])
-    distance = (torch.arange(N)[:, None] - torch.arange(N)).abs()
-    for index, local in ((0, False), (1, True), (2, True)):
-        assert bool((delta.attention[index][:, distance > 3] == 0).all()) == local
-
-
 def test_metrics_accept_the_result():
     delta = positional_logits(tiny("t5"), length=N)
     assert torch.equal(locality(delta), locality(delta.attention))

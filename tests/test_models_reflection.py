@@ -18,7 +18,7 @@ from pelocality.encodings import (
     NoEncoding,
     SinusoidalEncoding,
 )
-from pelocality.models import AttentionFunction, attach
+from pelocality.models import AttentionFunction, attach, decompose
 from pelocality.models.measuring.reflection import reflection_gap
 from tests.families import offloaded, quantised, tiny, tokens
 from tests.test_models_observe import DECODERS
@@ -210,10 +210,13 @@ def test_a_function_of_attention_alone_is_refused():
         reflection_gap(function, tokens(1, 9))
 
 
+@pytest.mark.parametrize("measure", [reflection_gap, decompose])
 @pytest.mark.parametrize(
     ("ids", "more", "error"),
     [
         (None, {}, TypeError),
+        ("a cat", {}, TypeError),
+        ([[7, 8], [9]], {}, ValueError),
         (hf.BatchEncoding({"input_ids": tokens(1, 3)}), {}, TypeError),
         (torch.ones(1, 3), {}, TypeError),
         (tokens(1, 3) > 9, {}, TypeError),
@@ -226,18 +229,21 @@ def test_a_function_of_attention_alone_is_refused():
         (tokens(1, 3), {"attention_mask": torch.ones(1, 4)}, ValueError),
         (tokens(1, 3), {"attention_mask": torch.tensor([[1, 2, 0]])}, ValueError),
         (tokens(1, 3), {"attention_mask": torch.zeros(1, 3)}, ValueError),
+        (tokens(1, 3), {"attention_mask": torch.tensor([[0.0, 0.0, -1e9]])}, ValueError),
         (tokens(1, 5), {"attention_mask": torch.tensor([[1, 0, 1, 0, 1]])}, ValueError),
         (tokens(1, 4), {"token_type_ids": torch.full((1, 4), 2)}, ValueError),
     ],
 )
-def test_invalid_input_is_refused(ids, more, error):
+def test_invalid_token_ids_are_refused(measure, ids, more, error):
     with pytest.raises(error, match=next(iter(more), "input_ids|length")):
-        reflection_gap(model_of("bert"), ids, **more)
+        measure(model_of("bert"), ids, **more)
 
 
-def test_token_types_that_a_model_does_not_read_are_refused():
+@pytest.mark.parametrize("name", ["llama", "deberta"])
+@pytest.mark.parametrize("measure", [reflection_gap, decompose])
+def test_token_types_that_a_model_does_not_read_are_refused(measure, name):
     with pytest.raises(ValueError, match="token_type_ids"):
-        reflection_gap(model_of("llama"), tokens(1, 4), token_type_ids=torch.zeros(1, 4).long())
+        measure(model_of(name), tokens(1, 4), token_type_ids=torch.tensor([[0, 0, 1, 1]]))
 
 
 def test_a_trained_model_with_a_symmetric_encoding_has_no_gap():

@@ -9,14 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    Trainer,
-)
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Trainer
 
 from pelocality.encodings import AttenuatedEncoding, DistanceTable, NoEncoding, RelativeEncoding
 from pelocality.models import attach, attached, distillation_loss, positional_attention, relocate

@@ -260,13 +260,6 @@ def test_the_interval_is_the_jackknife_over_texts():
         whole.interval(confidence=2)
 
 
-def test_half_precision_gives_the_kernel_of_the_rounded_weights():
-    model, ids = build("layers of two bases"), tokens(2, N)
-    expected, found = kernel(model, ids), kernel(model.bfloat16(), ids)
-    assert found.relative.dtype == torch.float32
-    assert (found.relative - expected.relative).abs().max() < 0.05 * expected.relative.abs().max()
-
-
 def test_texts_are_refused_with_a_remedy():
     model = build("linear")
     for texts, error in ([], ValueError), (["a cat"], ValueError), ("a cat", TypeError):

@@ -8,14 +8,7 @@ import transformers as hf
 
 from pelocality.evaluation import log_likelihood, pseudo_log_likelihood
 from pelocality.evaluation._predict import Classifier
-from pelocality.models import (
-    audit,
-    decompose,
-    positional_attention,
-    positional_logits,
-    reflection_gap,
-    text_average,
-)
+from pelocality.models import audit, decompose, positional_attention, positional_logits, reflection_gap, text_average
 from tests.families import same, small, spread, state, tokens
 
 _GROUPED = {"num_key_value_heads": 1, "pad_token_id": 0}

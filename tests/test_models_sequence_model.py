@@ -22,13 +22,7 @@ from pelocality import (
 )
 from pelocality.corpora import Dependencies, Sentence
 from pelocality.encodings import DistanceTable
-from pelocality.models import (
-    SequenceModel,
-    identical_patches,
-    periodic_series,
-    steady_sound,
-    steady_spectrum,
-)
+from pelocality.models import SequenceModel, identical_patches, periodic_series, steady_sound, steady_spectrum
 from tests.families import small, state, tiny, tokens
 from tests.test_models_words import wordpiece
 
@@ -252,11 +246,7 @@ def test_attention_with_a_column_for_nothing_has_a_sink():
 # ---- libraries
 
 
-X_TRANSFORMERS = {
-    "plain": {},
-    "flash": {"attn_flash": True},
-    "alibi": {"alibi_pos_bias": True, "alibi_num_heads": 3},
-}
+X_TRANSFORMERS = {"plain": {}, "flash": {"attn_flash": True}, "alibi": {"alibi_pos_bias": True, "alibi_num_heads": 3}}
 KEYS_BEFORE = {
     "memory key": {"attn_num_mem_kv": 1},
     "key of zeros": {"attn_add_zero_kv": True},
@@ -406,60 +396,43 @@ def test_cross_attention_to_as_many_states_as_tokens_is_measured_in_the_order_in
 
 @pytest.mark.parametrize("registers", [0, 2])
 def test_a_diffusion_transformer_is_measured_at_a_time_step(registers):
-    class Layer(nn.Module):
-        """One layer, whose norm is shifted, scaled and gated by the time step (adaLN)."""
-
-        def __init__(self):
-            super().__init__()
-            self.modulate, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-            self.norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
-
-        def modulated(self, states, time):
-            shift, scale, gate = self.modulate(nn.functional.silu(time))[:, None].chunk(3, -1)
-            return self.project(self.norm(states) * (1 + scale) + shift), gate
-
-        def forward(self, states, time):
-            projected, gate = self.modulated(states, time)
-            query, key, value = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in projected.split(WIDTH, -1))
-            attended = nn.functional.scaled_dot_product_attention(query, key, value)
-            return states + gate * attended.transpose(1, 2).flatten(2)
+    """Its blocks are scaled by the time step, and registers stand before its latents."""
 
     class Diffusion(nn.Module):
         def __init__(self):
             super().__init__()
-            self.read, self.time = nn.Linear(4, WIDTH), nn.Linear(1, WIDTH)
-            self.positions, self.registers = nn.Embedding(N, WIDTH), nn.Parameter(torch.zeros(registers, WIDTH))
-            self.blocks = nn.ModuleList([Layer() for _ in range(2)])
+            self.read, self.positions = nn.Linear(4, WIDTH), nn.Embedding(N, WIDTH)
+            self.registers = nn.Parameter(torch.zeros(registers, WIDTH))
+            self.blocks = nn.ModuleList([Block(False, True) for _ in range(2)])
 
         def beginning(self, latents, time):
             states = self.read(latents) + self.positions.weight
-            return torch.cat([self.registers.expand(len(states), -1, -1), states], 1), self.time(time[:, None])
+            return torch.cat([self.registers.expand(len(states), -1, -1), states], 1) * (1 + time)
 
         def forward(self, latents, time):
-            states, time = self.beginning(latents, time)
+            states = self.beginning(latents, time)
             for block in self.blocks:
-                states = block(states, time)
+                states = block(states * (1 - time))
             return states
 
-    def content(sample, length):
+    def content(sample, length, time=0.3):
         latent = torch.randn(1, 1, 4, generator=torch.Generator().manual_seed(sample))
-        return latent.expand(-1, length, -1), torch.tensor([0.3])
+        return latent.expand(-1, length, -1), torch.tensor([time])
 
-    model = seeded(Diffusion)
+    model, expected = seeded(Diffusion), []
     result = positional_attention(SequenceModel(model, inputs=content), length=N, words=3)
-    expected = []
     for sample in range(3):
-        (states, time), maps = model.beginning(*content(sample, N)), []
+        states, maps = model.beginning(*content(sample, N)), []
         for block in model.blocks:
-            query, key, _ = block.modulated(states, time)[0].split(WIDTH, -1)
-            maps.append(softmax_of(query, key)[0, :, registers:, registers:])
-            states = block(states, time)
+            states = states * 0.7
+            maps.append(softmax_of(*block.project(states).split(WIDTH, -1)[:2])[0, :, registers:, registers:])
+            states = block(states)
         expected.append(torch.stack(maps))
     expected = torch.stack(expected)
     expected = (expected / expected.sum(-1, keepdim=True)).mean(0)
     torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
-    earlier = SequenceModel(model, inputs=lambda sample, length: (content(sample, length)[0], torch.tensor([0.9])))
-    assert (positional_attention(earlier, length=N, words=3).attention - expected).abs().max() > 0.01
+    later = SequenceModel(model, inputs=lambda sample, length: content(sample, length, 0.9))
+    assert (positional_attention(later, length=N, words=3).attention - expected).abs().max() > 0.01
 
 
 def test_attention_within_windows_is_refused():

@@ -176,28 +176,6 @@ def test_models_with_constant_content_are_positional(name):
     assert (result.share - 1).abs().max() < 1e-6
 
 
-def test_a_positional_head_has_a_higher_share_than_a_contextual_one():
-    """One model whose first head attends by position and whose second attends by words."""
-    model = tiny("bert")
-    attention = model.encoder.layer[0].attention.self
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        model.embeddings.word_embeddings.weight[:, 8:] = 0
-        model.embeddings.position_embeddings.weight[:, :8] = 0
-        model.embeddings.position_embeddings.weight[:, 8:].normal_(0, 1)
-        model.embeddings.token_type_embeddings.weight.zero_()
-        model.embeddings.LayerNorm.weight.fill_(1)
-        model.embeddings.LayerNorm.bias.zero_()
-        for projection in (attention.query, attention.key):
-            projection.bias.zero_()
-            projection.weight.zero_()
-            projection.weight[:8, 8:].normal_(0, 1)
-            projection.weight[8:, :8].normal_(0, 1)
-    share = text_average(model, [{"input_ids": tokens(80, N)}], special_tokens=True).share[0]
-    assert share[0] > 0.8
-    assert share[1] < 0.2
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_layers_that_differ_in_causality_have_the_metrics_that_all_have(first):
     masks = [torch.ones(N, N).tril() > 0, torch.ones(N, N) > 0]

@@ -195,12 +195,14 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
     return int(constant == {0})
 
 
-def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use) -> None:
+def observe_layers(
+    model: SequenceModel, attending: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use
+) -> None:
     """Run a model and pass the attention of each layer to a callback as it is computed, so that one is in memory.
 
     Args:
         model: The model.
-        known: Its `attention_layers`.
+        attending: Its `attention_layers`.
         layers: The numbers of the layers to pass to the callback.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
         use: The callback.
@@ -210,39 +212,39 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     """
     ids = _ids_of(inputs)
     mask = None if ids is None else inputs.get("attention_mask")
-    batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + known.added)
+    batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + attending.added)
     numbers = itertools.count()
     parts: list[tuple[Tensor, Tensor]] = []  # a layer may compute its heads one by one
 
     def take(attention: Attention) -> None:
         number = next(numbers)
-        if number >= len(known.places) or (layer := known.layers[known.places[number]]) not in layers:
+        if number >= len(attending.places) or (layer := attending.layers[attending.places[number]]) not in layers:
             return
-        weights, visible = attention.tokens(known.column)
+        weights, visible = attention.tokens(attending.column)
         n = weights.shape[-1]
-        if (size := known.places.count(known.places[number])) > 1:
+        if (size := attending.places.count(attending.places[number])) > 1:
             parts.append((weights.reshape(-1, n, n), visible.expand_as(weights).reshape(-1, n, n)))
             if len(parts) < size:
                 return
             weights, visible = (torch.stack(each, 1) for each in zip(*parts, strict=True))
             parts.clear()
-        texts, rest = divmod(weights.numel(), known.heads * n * n)
+        texts, rest = divmod(weights.numel(), attending.heads * n * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
-            raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
+            raise model.unprobed(f"the attention of layer {layer} is not one of {attending.heads} heads for each text")
         if visible.ndim == 2:  # all texts and heads have the same
             visible = visible.expand(texts, n, n)
         else:
-            visible = _by_text(known, visible.expand_as(weights)).any(1)
-        weights = _by_text(known, weights)
+            visible = _by_text(attending, visible.expand_as(weights)).any(1)
+        weights = _by_text(attending, weights)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
-        if mask is not None and known.added:
+        if mask is not None and attending.added:
             raise model.unprobed("its own tokens before the input have no place in an attention_mask")
         _check_rows(model, layer, weights, visible, attention.sink, mask)
         use(layers.index(layer), weights, visible)
 
     model.watch(inputs, take, length)
-    if next(numbers) != len(known.places):
+    if next(numbers) != len(attending.places):
         raise model.unprobed("its attention differs between inputs")
 
 
@@ -251,12 +253,12 @@ def _ids_of(inputs: Any) -> Tensor | None:
     return inputs.get("input_ids") if isinstance(inputs, Mapping) else None
 
 
-def _by_text(known: AttentionLayers, states: Tensor) -> Tensor:
+def _by_text(attending: AttentionLayers, states: Tensor) -> Tensor:
     """Return weights or visible keys of all texts and heads as (batch, head, n, n)."""
     n = states.shape[-1]
-    if known.heads_first:
-        states = states.reshape(known.heads, -1, n, n).transpose(0, 1)
-    return states.reshape(-1, known.heads, n, n)
+    if attending.heads_first:
+        states = states.reshape(attending.heads, -1, n, n).transpose(0, 1)
+    return states.reshape(-1, attending.heads, n, n)
 
 
 def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:

@@ -319,13 +319,13 @@ class PositionalAttention(AveragedAttention):
         return dict(zip(self.layers, far.amax(-1).tolist(), strict=True))
 
     def _samples(self) -> str:
-        number, kind = len(self.source.words), "word" if self.source.word_ids else "sample"
+        number, sample = len(self.source.words), "word" if self.source.word_ids else "sample"
         fed = "tokens of the model's own cropped" if "cut_share" in self.per_sample else "no special tokens"
         if self.source.special_tokens:
             fed = "special tokens fed and cropped"
         if self.source.prefix:
             fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
-        return f"mean over {number} {kind}{'s' if number != 1 else ''}, {fed}"
+        return f"mean over {number} {sample}{'s' if number != 1 else ''}, {fed}"
 
 
 def metric_of(name: str) -> Callable[..., Tensor] | None:

@@ -22,7 +22,7 @@ class TextSums:
     """Sums over texts of the deviations from uniform attention, for each layer, head and pair of positions.
 
     Args:
-        known: The layers of the model.
+        attending: The layers of the model.
         layers: The numbers of those that are added.
         length: The number of first positions that are added.
         without_first: Of a model without token ids, how many of its tokens are left out; None: ``add`` is told.
@@ -31,18 +31,18 @@ class TextSums:
 
     def __init__(
         self,
-        known: AttentionLayers,
+        attending: AttentionLayers,
         layers: tuple[int, ...],
         length: int,
         without_first: int,
         positions_of: Callable[[int], Positions | None],
     ) -> None:
-        self.layers, self.sinks, self.positions_of = layers, any(known.sinks), positions_of
-        self.most, self.first = length, known.before + without_first
+        self.layers, self.sinks, self.positions_of = layers, any(attending.sinks), positions_of
+        self.most, self.first = length, attending.before + without_first
         self.texts = 0
         self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
         # on the CPU, as not every accelerator has float64
-        self.total = torch.zeros(len(layers), known.heads, 0, 0, dtype=torch.float64, device="cpu")
+        self.total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
         self.squares = torch.zeros_like(self.total)
         self.rounding, self.uniform = torch.zeros_like(self.total[:, :1]), torch.zeros_like(self.total[:, :1])
         self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64, device="cpu")

@@ -189,11 +189,11 @@ def text_average(
     with failing_together() as must_agree:
         for number, (inputs, included) in enumerate(batches):  # every process reads every batch
             if sums is None:
-                known = attention_layers(model, inputs)
-                sums = TextSums(known, known.requested(layers), length, without_first, model.positions_of)
+                attending = attention_layers(model, inputs)
+                sums = TextSums(attending, attending.requested(layers), length, without_first, model.positions_of)
             if number % processes == rank:
                 add = functools.partial(sums.add, number, included)
-                observe_layers(model, known, sums.layers, inputs, add)
+                observe_layers(model, attending, sums.layers, inputs, add)
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
@@ -225,7 +225,7 @@ def text_average(
         layers=sums.layers,
         source=source,
         visible=None if bool(visible.all()) else visible,
-        other_layers=known.others,
+        other_layers=attending.others,
         share=share,
         counts=counts[part],
         positions=model.positions_of(last + 1 - first),

@@ -222,14 +222,14 @@ def _unused_copies(model: nn.Module) -> set[nn.Module]:
 
 def _in_causal_attention(model: nn.Module) -> set[nn.Module]:
     """Return all modules in the attention of causal transformers models: their mask hides the future of an encoding."""
-    found: set[nn.Module] = set()
+    inside: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             family = family_of(module)
             base = family.base(module)
             if (attentions := family.attention_modules(base)) and family.causal(base):
-                found |= {part for attention in attentions for part in attention.modules()}
-    return found
+                inside |= {part for attention in attentions for part in attention.modules()}
+    return inside
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -> pd.DataFrame:
@@ -250,8 +250,8 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
         0     5      0      0.25
     """
     pattern = re.compile(re.escape(name) + r"/(?P<metric>\w+)/layer_(?P<layer>\d+)")
-    found = [(entry["step"], pattern.fullmatch(key), value) for entry in log_history for key, value in entry.items()]
-    rows = [(step, int(match["layer"]), match["metric"], value) for step, match, value in found if match]
+    matches = [(entry["step"], pattern.fullmatch(key), value) for entry in log_history for key, value in entry.items()]
+    rows = [(step, int(match["layer"]), match["metric"], value) for step, match, value in matches if match]
     long = pd.DataFrame(rows, columns=["step", "layer", "metric", "value"])
     table = long.pivot(index=["step", "layer"], columns="metric", values="value")
     columns = [metric for metric in METRICS if metric in table]
@@ -286,5 +286,5 @@ def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         ...         names = super().get_decay_parameter_names(model)
         ...         return [name for name in names if name not in encoding_parameters(model)]
     """
-    found = {id(p) for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
-    return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in found}
+    of_encodings = {id(p) for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
+    return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in of_encodings}
