@@ -76,7 +76,7 @@ def requested_layers(
         numbers = tuple(available if layers is None else (range(depth)[i] for i in layers))
     except (TypeError, IndexError) as error:
         wrong = TypeError if isinstance(error, TypeError) else ValueError
-        raise wrong(f"layers must be a list of indices into the model's {depth} layers, got {layers!r}") from error
+        raise wrong(f"layers must be indices into the model's {depth} layers, such as [0], got {layers!r}") from error
     missing = sorted(set(numbers) - set(available))
     if missing or not available:
         raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
