@@ -300,7 +300,7 @@ def test_what_cannot_be_scored_is_refused_with_the_way_out():
         (SequenceModel(ByHand(), vocabulary_size=12), {"length": 64}, "length=12 or less"),
         (tiny("bert"), {"length": 4}, "length"),
         (tiny("bert"), short, "at least 4 tokens"),
-        (tiny("bert"), {"texts": []}, "texts is empty"),
+        (tiny("bert"), {"texts": []}, "texts"),
         (images, {}, "text_average"),
     ]:
         with pytest.raises(ValueError, match=reason):

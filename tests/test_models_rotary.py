@@ -163,35 +163,21 @@ def test_logits_are_capped_in_attention_alone():
 
 
 def test_padding_special_tokens_first_tokens_and_equal_texts_do_not_count():
-    model, ids = build("norm of each head"), tokens(3, N)
-    query, key = (torch.zeros(2, n, 8).double() for n in (2, 1))
-    taken = []
-    with torch.no_grad():
-        for length, text in zip((N, 7, 9), ids, strict=True):  # each text by itself, by hooks on norms of all
-            norms = [getattr(layer.self_attn, f"{which}_norm") for layer in model.layers for which in "qk"]
-            hooks = [norm.register_forward_hook(lambda module, args, out: taken.append(out)) for norm in norms]
-            model(text[None, :length])
-            for hook in hooks:
-                hook.remove()
-            for layer in range(2):
-                query[layer] += taken[2 * layer][0, 2:].sum(0)
-                key[layer] += taken[2 * layer + 1][0, 2:].sum(0)
-            taken.clear()
-        count = N + 7 + 9 - 6
-        cos, sin = (each[0] for each in model.rotary_emb(ids.double(), torch.arange(N)[None]))
-    rotated = key[0] / count * cos + torch.cat([-key[0, :, 4:], key[0, :, :4]], -1) / count * sin
-    expected = query[0] / count @ rotated.T / 8**0.5  # from a query at position 0 to each key
+    model, ids, lengths = build("norm of each head"), tokens(3, N), (N, 7, 9)
+    mask = torch.stack([torch.arange(N) < length for length in lengths]).long()
+    whole = positional_logits(model, texts=batch(ids, attention_mask=mask), special_tokens=True, length=N)
+    torch.testing.assert_close(whole.logits, decompose(model, ids, attention_mask=mask).position[:, 0])
+    alone = [{"input_ids": text[None, :length]} for text, length in zip(ids, lengths, strict=True)]
+    expected = positional_logits(model, texts=alone, special_tokens=True, without_first=2, length=N)
 
     rows = torch.zeros(4, N + 2, dtype=torch.long)
     mask = torch.zeros_like(rows)
-    for row, (text, length) in enumerate(zip(ids[[0, 1, 2, 1]], (N, 7, 9, 7), strict=True)):
+    for row, (text, length) in enumerate(zip(ids[[0, 1, 2, 1]], (*lengths, 7), strict=True)):
         rows[row, -length:], mask[row, -length:] = text[:length], 1  # padding on the left, and a text twice
-    special = torch.zeros_like(rows)
-    for row in range(4):
-        special[row, mask[row].argmax()] = 1
+    special = torch.zeros_like(rows).scatter(1, mask.argmax(1, keepdim=True), 1)
     texts = batch(rows, attention_mask=mask, special_tokens_mask=special)
     found = positional_logits(model, texts=texts, without_first=1, length=N)
-    torch.testing.assert_close(found.relative[0, :, N - 1 :], expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.relative, expected.relative, rtol=1e-9, atol=1e-9)
     assert found.content.tokens.tolist() == [10, 5, 7]
     assert repr(found) == "PositionalLogits(2 layers x 2 heads, n = 12, mean content of 3 texts, causal)"
 

@@ -323,19 +323,9 @@ def test_offloaded_models_are_measured_where_they_run(name):
 
 
 def test_rows_of_several_texts_are_refused():
-    model, ids = tiny("gpt2"), tokens(2, N)
-    expected = text_average(model, [{"input_ids": ids}], special_tokens=True).attention
-    positions = torch.arange(N)[None]
-    found = text_average(model, [{"input_ids": ids, "position_ids": positions}], special_tokens=True)
-    torch.testing.assert_close(found.attention, expected)
-    padded = {"input_ids": torch.nn.functional.pad(ids, (2, 0)), "position_ids": torch.tensor([[1, 1, *range(N)]] * 2)}
-    padded["attention_mask"] = torch.nn.functional.pad(torch.ones_like(ids), (2, 0))
-    torch.testing.assert_close(text_average(model, [padded], special_tokens=True).attention, expected)
-    packed = {"input_ids": ids.reshape(1, -1), "position_ids": torch.cat([positions, positions], 1)}
+    packed = {"input_ids": tokens(1, 2 * N), "position_ids": torch.arange(N).repeat(2)[None]}
     with pytest.raises(ValueError, match="position_ids"):
-        text_average(model, [packed], special_tokens=True)
-    three_axes = {"input_ids": ids, "position_ids": positions.expand(3, 2, N)}
-    torch.testing.assert_close(text_average(model, [three_axes], special_tokens=True).attention, expected)
+        text_average(tiny("gpt2"), [packed], special_tokens=True)
 
 
 @pytest.mark.parametrize("lengths", [(12, 8), (8, 12), (6, 1, 5)])

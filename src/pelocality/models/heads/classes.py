@@ -227,9 +227,8 @@ def head_classes(
             assert included is not None  # the model reads token ids
             heads.add_texts(inputs, included, permutations, seed)
         if not heads.texts:
-            if not batches.checksums:
-                raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-            raise ValueError(f"texts hold no text of at least {FEWEST_TOKENS} tokens; pass longer texts")
+            reason = f"no text of at least {FEWEST_TOKENS} tokens (a generator can be read only once)"
+            raise ValueError(f"texts hold {reason}; pass longer texts")
         weights, why = weight_scores(model)
     if weights.shape[1:] != (len(attending.layers), attending.heads):
         why = why or "the layers that attend are others than those of its family"
