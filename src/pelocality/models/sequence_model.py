@@ -294,8 +294,9 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
+            size = f"length={length}{f' and {specials} special tokens' if specials else ''}"
             advice = f"ask for at most {most - specials}, and split longer texts"
-            raise ValueError(f"length={length} is beyond the {most} positions of {self}; {advice}")
+            raise ValueError(f"{size} is beyond the {most} positions of {self}; {advice}")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
 

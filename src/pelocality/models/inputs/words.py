@@ -190,7 +190,7 @@ def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
     tokens = _tokens_of(word, tokenizer)
     if len(tokens) != 1 or tokens == [tokenizer.unk_token_id]:
         pieces = tokenizer.convert_ids_to_tokens(tokens)
-        raise ValueError(f"{name} contains {word!r}, which is not one token of this tokenizer, but {pieces}")
+        raise ValueError(f"{name} must be single tokens or ids, but {word!r} is {pieces} to this tokenizer")
     return tokens[0]
 
 
