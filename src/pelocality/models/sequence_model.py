@@ -522,17 +522,10 @@ def _bare(model: nn.Module) -> nn.Module:
 
 def _transformers_models(model: Any) -> list[Any]:
     """Return the transformers models in a module that are not inside another one."""
-    if not isinstance(model, nn.Module):
-        return []
-
-    def outermost(module: nn.Module) -> list[Any]:
-        if isinstance(module, PreTrainedModel):
-            return [module]
-        return [each for child in module.children() for each in outermost(child)]
-
-    models = outermost(model)
-    within = {module for each in models for module in each.modules() if module is not each}
-    return [each for each in dict.fromkeys(models) if each not in within]
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    models = [module for module in modules if isinstance(module, PreTrainedModel)]
+    within = {part for each in models for part in each.modules() if part is not each}
+    return [each for each in models if each not in within]
 
 
 def _reason(inputs: Any, error: Exception) -> str:
