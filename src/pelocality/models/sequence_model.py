@@ -182,9 +182,7 @@ class SequenceModel:
         device = device or (torch.get_default_device() if weight is None else weight.device)
         offloaded = execution_device(self.module) is not None
         if device.type == "meta" or (not offloaded and any(each.is_meta for each in self.module.parameters())):
-            raise ValueError(
-                f"weights of {self} are on the meta device, without values; load them with from_pretrained"
-            )
+            raise ValueError(f"weights of {self} are on the meta device, without values; use from_pretrained")
         return device
 
     @property
@@ -242,11 +240,11 @@ class SequenceModel:
         advice = "of text, measure all tokens with length=, and leave first ones without a place out by without_first="
         if callable(positions):
             try:
-                positions = self._positions_of.setdefault(length, Positions.of(positions(length)))
+                if length not in self._positions_of:
+                    self._positions_of[length] = Positions.of(positions(length))
             except ValueError as error:
-                raise ValueError(
-                    f"the {length} tokens that are measured have no positions ({error}); {advice}"
-                ) from error
+                raise ValueError(f"the {length} measured tokens have no positions ({error}); {advice}") from error
+            positions = self._positions_of[length]
         if positions is None:
             return None
         if positions.shape != (length, length):
