@@ -77,7 +77,12 @@ class AttentionFunction(SequenceModel):
         """Return the attention to a batch of ids, (batch, head, n, n) layer by layer."""
         batch, n = ids.shape
         with inference(self.module):
-            maps = list(self.function(ids))
+            try:
+                maps = list(self.function(ids))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise self.unprobed(f"on {batch} x {n} tokens it fails with {type(error).__name__}: {error}") from error
         for layer, shape in enumerate(map(np.shape, maps)):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
                 wanted = f"a list of attention weights, ({batch}, heads, {n}, {n}) for each layer"
