@@ -44,28 +44,29 @@ def depend_on_length(model: nn.Module) -> bool:
 
 def rotations_restorer(model: nn.Module) -> Callable[[], None]:
     """Return the function that gives a model the rotations again that it has now, those changed in place included."""
-    before = [
-        (module, dict(vars(module)), [(name, buffer, _copy(buffer)) for name, buffer in module._buffers.items()])
+    changing = [
+        module
         for module in model.modules()
         if any(_CACHED in name for name in vars(module)) or any(map(by_length, rope_types(module)))
     ]
+    before = [(module, dict(vars(module)), dict(module._buffers), _copies(module)) for module in changing]
 
     def restore() -> None:
-        for module, attributes, buffers in before:
+        for module, attributes, buffers, copies in before:
             for name in vars(module).keys() - attributes.keys():
                 del module.__dict__[name]
             module.__dict__.update(attributes)
-            for name, buffer, values in buffers:
-                module._buffers[name] = buffer
-                if buffer is not None and values is not None and not torch.equal(buffer, values):
+            module._buffers.update(buffers)
+            for buffer, values in copies:
+                if not torch.equal(buffer, values):
                     buffer.copy_(values)
 
     return restore
 
 
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    """Return a copy of a buffer; None where it has no values."""
-    return None if buffer is None or buffer.is_meta else buffer.clone()
+def _copies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the buffers of a module, and a copy of each."""
+    return [(each, each.clone()) for each in module._buffers.values() if each is not None and not each.is_meta]
 
 
 def forget_longest_input(model: nn.Module) -> None:
