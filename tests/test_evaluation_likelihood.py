@@ -13,17 +13,15 @@ import transformers as hf
 from pelocality.corpora import read_pairs
 from pelocality.encodings import ALiBi, AttenuatedEncoding
 from pelocality.evaluation import (
-    _predict as predict,
     evaluate_minimal_pairs,
     likelihood,
     log_likelihood,
     pseudo_log_likelihood,
 )
-from pelocality.models import SequenceModel, _inference, _restore, attach
+from pelocality.models import SequenceModel, _restore, attach
 from pelocality.probes import minimal_pairs, random_shuffling
 from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows, shuffled
-from tests.test_models_restore import every_interrupt
 from tests.test_models_words import byte_level, wordpiece
 
 
@@ -408,16 +406,3 @@ def test_the_tokenizer_of_another_model_is_refused():
             score(masked_model(), tokenizer, ["a cat and a dog"])
         with pytest.raises(TypeError, match="got the string 'bert'; load it with"):
             score(masked_model(), "bert", ["a cat"])
-
-
-def test_an_interrupt_at_any_line_leaves_the_mode_of_the_model_as_it_was():
-    model, tokenizer = masked_model().train(), masking()
-    model.cls.eval()  # a mixture of modes has to come back as well
-    before = [module.training for module in model.modules()]
-
-    def check(at):
-        assert [module.training for module in model.modules()] == before, at
-        assert torch.is_grad_enabled(), at
-
-    files = (_inference.__file__, _restore.__file__, predict.__file__, likelihood.__file__)
-    assert every_interrupt(lambda: pseudo_log_likelihood(model, tokenizer, ["a cat"]), check, files) > 30

@@ -110,9 +110,9 @@ def test_the_first_tokens_are_left_out():
 
 
 def test_models_without_rotations_are_refused():
-    with pytest.raises(ValueError, match="BertModel does not rotate queries and keys; use positional_logits"):
+    with pytest.raises(ValueError, match="does not rotate"):
         rotary_bands(tiny("bert"), None, batch(tokens(1, N)), special_tokens=True)
-    with pytest.raises(ValueError, match=r"indices into the model's 2 layers, got \[5\]"):
+    with pytest.raises(ValueError, match="layers"):
         rotary_bands(build("linear"), None, batch(tokens(1, N)), special_tokens=True, layers=[5])
-    with pytest.raises(ValueError, match="texts is empty"):
+    with pytest.raises(ValueError, match="texts"):
         rotary_bands(build("linear"), None, [])

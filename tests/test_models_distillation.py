@@ -70,7 +70,7 @@ def test_models_that_cannot_be_compared_are_refused():
     )
     with pytest.raises(ValueError, match="hidden states of one size, got 8 and 16"):
         distillation_loss(model, wide, tokenizer, TEXTS, length=12)
-    with pytest.raises(ValueError, match=r"ids must be in 0\.\.8, the vocabulary of BertModel"):
+    with pytest.raises(ValueError, match=r"ids must be in 0\.\.8"):
         distillation_loss(model, small, tokenizer, TEXTS, length=12)
 
 

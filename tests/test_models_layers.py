@@ -1,7 +1,6 @@
 """Attention written by hand in many layouts, each measured and given a bias beside a witness in float64."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -9,8 +8,7 @@ import transformers as hf
 from torch import nn
 
 from pelocality import positional_attention, text_average
-from pelocality.models import SequenceModel, attach, identical_patches, periodic_series, steady_sound
-from tests.test_models_attachment_modules import table
+from pelocality.models import SequenceModel, identical_patches, periodic_series, steady_sound
 from tests.test_models_sequence_model import HEADS, VOCABULARY, WIDTH, N, seeded
 
 WORDS = [7, 9, 30]
@@ -37,11 +35,11 @@ class Written(nn.Module):
         return states
 
 
-def by_hand(model, ids, bias=0.0):
+def by_hand(model, ids):
     """The attention (layer, batch, head, n, n) and the output, text by text and head by head in float64."""
     weights, maps = {name: each.double() for name, each in model.state_dict().items()}, []
     n = ids.shape[1]
-    states, bias = weights["words.weight"][ids] + weights["positions.weight"][:n], torch.zeros(HEADS, n, n) + bias
+    states = weights["words.weight"][ids] + weights["positions.weight"][:n]
     visible = torch.ones(n, n).tril().bool() if model.causal else torch.ones(n, n).bool()
     for layer in range(2):
         query, key, value = (
@@ -51,7 +49,7 @@ def by_hand(model, ids, bias=0.0):
         for text in range(len(ids)):
             for head in range(HEADS):
                 part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
-                logits = query[text, :, part] @ key[text, :, part].T * SCALE + bias[head]
+                logits = query[text, :, part] @ key[text, :, part].T * SCALE
                 found[text, head] = logits.masked_fill(~visible, -torch.inf).softmax(-1)
                 attended[text, :, part] = found[text, head] @ value[text, :, part]
         maps.append(found)
@@ -141,24 +139,6 @@ def test_heads_and_texts_are_told_apart_in_any_layout(attend, causal):
     result, expected = measured(attend, causal)
     torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
     assert result.source.causal is causal
-
-
-@pytest.mark.parametrize("attend", HEADS_LEAD)
-def test_heads_before_texts_get_no_bias(attend):
-    model = seeded(lambda: Written(attend)).eval()
-    with pytest.raises(ValueError, match=r"heads before texts .* \(batch, head, n, n\)"):
-        attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep")
-    one = IDS[:1]
-    with pytest.raises(ValueError, match=r"heads before texts .* \(batch, head, n, n\)"):
-        attach(model, table(HEADS), example_inputs=one, position_embeddings="keep")
-
-
-def test_texts_and_heads_in_one_axis_get_the_bias():
-    model, bias = seeded(lambda: Written(texts_and_heads_in_one_axis)).eval(), table(HEADS)
-    with attach(model, bias, example_inputs=IDS, position_embeddings="keep"), torch.no_grad():
-        torch.testing.assert_close(
-            model(IDS).double(), by_hand(model, IDS, bias(N).detach().double())[1], rtol=0, atol=1e-4
-        )
 
 
 def test_heads_before_texts_are_told_from_channels_without_token_ids():
@@ -278,27 +258,13 @@ def all_softmaxes_before_all_products_in_reverse(query, key, value, visible):
     return torch.cat(products[::-1], -1)
 
 
-class InBlocks(nn.Module):
-    """`Written` with its layers in blocks, in a list or in a sequence."""
+class Stack(nn.Module):
+    """Words and positions, through blocks one after the other."""
 
-    class Block(nn.Module):
-        def __init__(self, project, attend, causal):
-            super().__init__()
-            self.project, self.attend, self.causal = project, attend, causal
-
-        def forward(self, states):
-            n = states.shape[1]
-            visible = torch.ones(n, n, dtype=torch.bool)
-            return states + self.attend(
-                *self.project(states).split(WIDTH, -1), visible.tril() if self.causal else visible
-            )
-
-    def __init__(self, attend, causal, sequence):
+    def __init__(self, blocks, words=None, positions=None):
         super().__init__()
-        self.model = [Written(attend, causal)]  # whose parameters are those of the blocks
-        self.words, self.positions = self.model[0].words, self.model[0].positions
-        blocks = [self.Block(project, attend, causal) for project in self.model[0].projections]
-        self.blocks = nn.Sequential(*blocks) if sequence else nn.ModuleList(blocks)
+        self.words, self.positions = words or nn.Embedding(VOCABULARY, WIDTH), positions or nn.Embedding(32, WIDTH)
+        self.blocks = blocks
 
     def forward(self, ids):
         states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
@@ -307,15 +273,35 @@ class InBlocks(nn.Module):
         return states
 
 
+class Block(nn.Module):
+    """A layer of `Written`."""
+
+    def __init__(self, project, attend, causal):
+        super().__init__()
+        self.project, self.attend, self.causal = project, attend, causal
+
+    def forward(self, states):
+        n = states.shape[1]
+        visible = torch.ones(n, n, dtype=torch.bool)
+        return states + self.attend(*self.project(states).split(WIDTH, -1), visible.tril() if self.causal else visible)
+
+
+def own(module):
+    """A module that reads token ids, with large weights, to be measured."""
+    return SequenceModel(seeded(lambda: module).eval(), vocabulary_size=VOCABULARY)
+
+
 ONE_BY_ONE = [heads_one_by_one, all_softmaxes_before_all_products, all_softmaxes_before_all_products_in_reverse]
 
 
 @pytest.mark.parametrize("sequence", [True, False])
 @pytest.mark.parametrize("attend", ONE_BY_ONE, ids=lambda f: f.__name__)
 def test_heads_that_a_block_computes_one_by_one_are_the_heads_of_its_layer(attend, sequence):
-    model = seeded(lambda: InBlocks(attend, True, sequence)).eval()
-    result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
-    expected = by_hand(model.model[0], torch.tensor(WORDS)[:, None].expand(-1, N))[0]
+    written = Written(attend)
+    blocks = [Block(project, attend, True) for project in written.projections]
+    stack = Stack(nn.Sequential(*blocks) if sequence else nn.ModuleList(blocks), written.words, written.positions)
+    result = positional_attention(own(stack), length=N, words=WORDS)
+    expected = by_hand(written, torch.tensor(WORDS)[:, None].expand(-1, N))[0]
     expected = expected.flip(2) if attend is all_softmaxes_before_all_products_in_reverse else expected
     assert result.layers == (0, 1)
     assert result.source.causal
@@ -343,46 +329,42 @@ def test_heads_that_are_modules_of_one_list_are_the_heads_of_their_layer():
         def forward(self, states):
             return states + torch.cat([head(states) for head in self.heads], -1)
 
-    class Lecture(nn.Module):
-        def __init__(self, depth):
-            super().__init__()
-            self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
-            self.blocks = nn.Sequential(*[Heads() for _ in range(depth)])
-
-        def forward(self, ids):
-            return self.blocks(self.words(ids) + self.positions(torch.arange(ids.shape[1])))
-
     for depth in (1, 2):
-        model = seeded(partial(Lecture, depth)).eval()
-        result = positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=WORDS)
-        model(torch.tensor(WORDS)[:, None].expand(-1, N))
-        expected = torch.stack([torch.stack([head.weights for head in each.heads]) for each in model.blocks])
+        model = own(Stack(nn.Sequential(*[Heads() for _ in range(depth)])))
+        result = positional_attention(model, length=N, words=WORDS)
+        model.module(torch.tensor(WORDS)[:, None].expand(-1, N))
+        expected = torch.stack([torch.stack([head.weights for head in each.heads]) for each in model.module.blocks])
         assert result.layers == tuple(range(depth))
         assert result.other_layers == {}
         torch.testing.assert_close(result.attention, expected.mean(2), rtol=0, atol=1e-5)
 
 
-def test_layers_of_one_head_each_are_layers():
-    """Blocks that change their states in place read one tensor, and a stage holds several layers."""
+class Alone(nn.Module):
+    """A layer of one head, which may change its states in place."""
 
-    class InPlace(nn.Module):
-        def forward(self, states):
-            states += weights_of(states, states, torch.ones(N, N).bool()) @ states
-            return states
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
 
-    class Stages(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
-            self.stages = nn.ModuleList([nn.Sequential(InPlace(), InPlace()) for _ in range(2)])
+    def forward(self, states):
+        attended = weights_of(states, states, torch.ones(N, N).bool()) @ states
+        return states.add_(attended) if self.in_place else states + attended
 
-        def forward(self, ids):
-            states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
-            for stage in self.stages:
-                states = stage(states)
-            return states
 
-    result = positional_attention(SequenceModel(seeded(Stages), vocabulary_size=VOCABULARY), length=N, words=WORDS)
+class Pair(nn.Module):
+    """Two layers that are no list."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Alone(False), Alone(False)
+
+    def forward(self, states):
+        return self.second(self.first(states))
+
+
+@pytest.mark.parametrize("stage", [lambda: nn.Sequential(Alone(True), Alone(True)), Pair], ids=["in place", "pair"])
+def test_layers_of_one_head_each_are_layers(stage):
+    result = positional_attention(own(Stack(nn.ModuleList([stage(), stage()]))), length=N, words=WORDS)
     assert result.layers == (0, 1, 2, 3)
     assert result.attention.shape == (4, 1, N, N)
 
@@ -402,40 +384,11 @@ def test_scripted_parts_of_a_module_run_as_they_are():
     torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
 
 
-def test_two_attentions_of_one_head_in_a_block_are_layers():
-    class Attention(nn.Module):
-        def forward(self, states):
-            return states + weights_of(states, states, torch.ones(N, N).bool()) @ states
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = Attention(), Attention()
-
-        def forward(self, states):
-            return self.second(self.first(states))
-
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(32, WIDTH)
-            self.blocks = nn.ModuleList([Block() for _ in range(2)])
-
-        def forward(self, ids):
-            states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
-            for block in self.blocks:
-                states = block(states)
-            return states
-
-    result = positional_attention(SequenceModel(seeded(Own), vocabulary_size=VOCABULARY), length=N, words=WORDS)
-    assert result.layers == (0, 1, 2, 3)
-
-
 def test_attention_behind_the_list_of_blocks_is_a_layer_of_its_own():
     class Pooled(Written):
         def __init__(self):
             super().__init__(texts_and_heads_in_one_axis, causal=False)
-            self.blocks = nn.ModuleList([InBlocks.Block(self.projections[0], self.attend, False)])
+            self.blocks = nn.ModuleList([Block(self.projections[0], self.attend, False)])
 
         def forward(self, ids):
             states = self.words(ids) + self.positions(torch.arange(ids.shape[1]))
@@ -574,8 +527,6 @@ def test_a_module_that_reads_its_input_backwards_is_refused(causal):
     model = SequenceModel(seeded(lambda: Backwards(texts_and_heads_in_one_axis, causal)), vocabulary_size=VOCABULARY)
     with pytest.raises(ValueError, match="attends over its tokens in another order than that of its input"):
         positional_attention(model, length=N, words=WORDS)
-    with pytest.raises(ValueError, match="attends over its tokens in another order than that of its input"):
-        text_average(model, [{"input_ids": IDS}], special_tokens=True)
 
 
 def test_positions_that_are_not_those_of_the_input_are_refused():

@@ -18,21 +18,20 @@ from pelocality.encodings import (
     NoEncoding,
     SinusoidalEncoding,
 )
-from pelocality.models import AttentionFunction, attach
+from pelocality.models import AttentionFunction, attach, decompose
 from pelocality.models.measuring.reflection import reflection_gap
-from tests.families import UNKNOWN, offloaded, quantised, same, state, tiny, tokens
-from tests.test_models_attachment import CAUSAL, DISABLEABLE, WITH_CONVOLUTION, random_table, set_implementation
+from tests.families import offloaded, quantised, tiny, tokens
 from tests.test_models_observe import DECODERS
-from tests.test_models_unknown_families import REFUSED
 
-BIDIRECTIONAL = [name for name in DISABLEABLE if name not in CAUSAL]
+BIDIRECTIONAL = ("bert", "roberta", "distilbert", "electra", "albert", "mpnet", "modernbert", "deberta", "xlnet", "t5")
+CAUSAL = ("gpt2", "llama", "bloom")
 ROUNDING = 1e-6  # some families pass through float32 inside
 
 model_of = functools.cache(tiny)
 
 
-def symmetric_table(heads):
-    table = DistanceTable(heads, length=7).double()
+def random_table(heads, **options):
+    table = DistanceTable(heads, length=7, **options).double()
     with torch.no_grad():
         table.values.copy_(torch.randn(table.values.shape, generator=torch.Generator().manual_seed(0)))
     return table
@@ -46,7 +45,7 @@ SYMMETRIC = {
     "window": lambda heads: FixedWindow(width=2),
     "none": lambda heads: NoEncoding(),
     "sinusoidal": lambda heads: SinusoidalEncoding(),
-    "unsigned table": symmetric_table,
+    "unsigned table": random_table,
 }
 ASYMMETRIC = {
     "attenuated": lambda heads: AttenuatedEncoding(heads, decay=0.1, symmetry=0.2, scale=5.0),
@@ -55,7 +54,7 @@ ASYMMETRIC = {
         heads, decay=0.1, symmetry=[1.0] * (heads - 1) + [0.2], form="logits"
     ),
     "causal": lambda heads: NoEncoding(causal=True),
-    "signed table": random_table,
+    "signed table": lambda heads: random_table(heads, signed=True),
 }
 
 
@@ -65,8 +64,10 @@ def gap_with(name, encoding, ids, **more):
         return reflection_gap(model, ids, **more)
 
 
-@pytest.mark.parametrize("encoding", SYMMETRIC)
-@pytest.mark.parametrize("name", BIDIRECTIONAL)
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [*((name, "attenuated logits") for name in BIDIRECTIONAL), *(("bert", each) for each in SYMMETRIC)],
+)
 def test_a_symmetric_encoding_makes_every_bidirectional_family_equivariant(name, encoding):
     gap = gap_with(name, SYMMETRIC[encoding], tokens(3, 11))
     assert gap.shape == (3,)
@@ -74,8 +75,10 @@ def test_a_symmetric_encoding_makes_every_bidirectional_family_equivariant(name,
     assert (gap < ROUNDING).all()
 
 
-@pytest.mark.parametrize("encoding", ASYMMETRIC)
-@pytest.mark.parametrize("name", BIDIRECTIONAL)
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [*((name, "attenuated logits") for name in BIDIRECTIONAL), *(("bert", each) for each in ASYMMETRIC)],
+)
 def test_any_asymmetry_gives_a_gap(name, encoding):
     gap = gap_with(name, ASYMMETRIC[encoding], tokens(3, 11))
     symmetric = gap_with(name, SYMMETRIC["attenuated"], tokens(3, 11))
@@ -87,9 +90,9 @@ def test_a_causal_mask_gives_a_gap_with_any_encoding(name):
     assert (gap_with(name, SYMMETRIC["attenuated"], tokens(3, 11)) > 1e-3).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    name=st.sampled_from([name for name in ("bert", "t5", "deberta-v2", "albert") if name in BIDIRECTIONAL]),
+    name=st.sampled_from(["bert", "t5"]),
     decay=st.floats(1e-3, 5),
     symmetry=st.floats(0.05, 20).filter(lambda s: abs(s - 1) > 0.1),
     form=st.sampled_from(["weights", "logits"]),
@@ -108,8 +111,8 @@ def test_the_gap_is_zero_at_s_equal_one_and_only_there(name, decay, symmetry, fo
     assert leaning > 1e-11
 
 
-def test_learned_positions_and_a_convolution_give_a_gap():
-    for name in [*BIDIRECTIONAL, WITH_CONVOLUTION]:
+def test_the_positions_of_each_family_give_a_gap():
+    for name in BIDIRECTIONAL:
         assert (reflection_gap(model_of(name), tokens(2, 11)) > 1e-7).all()
 
 
@@ -124,42 +127,12 @@ def test_the_gap_equals_its_equation():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", [name for name in ("t5", "bert") if name in BIDIRECTIONAL])
+@pytest.mark.parametrize("name", ["bert", "t5", "xlnet", "gpt2", "llama", "bloom"])
 def test_padding_does_not_change_the_gap(name, side):
-    ids, padding = tokens(1, 9), torch.full((1, 4), 3)
-    padded = torch.cat([padding, ids] if side == "left" else [ids, padding], 1)
-    mask = (padded != 3).long()
-    assert mask.sum() == 9
-    for encodings in (SYMMETRIC, ASYMMETRIC):
-        alone = gap_with(name, encodings["attenuated"], ids)
-        among = gap_with(name, encodings["attenuated"], padded, attention_mask=mask)
-        torch.testing.assert_close(among, alone, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["bert", "distilbert", "xlnet"])
-def test_padding_on_the_left_does_not_change_the_gap_of_a_models_own_positions(name):
-    one, other = tokens(2, 9).split(1)
-    padded = torch.cat([torch.nn.functional.pad(one[:, :5], (4, 0), value=3), other])
-    mask = torch.ones_like(padded)
-    mask[0, :4] = 0
-    expected = torch.cat([reflection_gap(model_of(name), one[:, :5]), reflection_gap(model_of(name), other)])
-    found = reflection_gap(model_of(name), padded, attention_mask=mask)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "bloom"])
-def test_padding_of_a_decoder_does_not_change_the_gap(name, side):
-    model, ids, padding = set_implementation(tiny(name), "sdpa" if name != "bloom" else "eager"), tokens(1, 9), 3
-    alone = reflection_gap(model, ids)
+    ids, model, padding = tokens(1, 9), model_of(name), 3
     padded = nn.functional.pad(ids, (4, 0) if side == "left" else (0, 4), value=padding)
-    with attach(model, NoEncoding(causal=True)):
-        disabled = reflection_gap(model, ids)
-        torch.testing.assert_close(
-            reflection_gap(model, padded, attention_mask=padded != padding), disabled, rtol=1e-6, atol=1e-12
-        )
-    found = reflection_gap(model, padded, attention_mask=padded != padding)
-    torch.testing.assert_close(found, alone, rtol=1e-6, atol=1e-12)  # also where positions count from the first id
+    gap = reflection_gap(model, padded, attention_mask=padded != padding)
+    torch.testing.assert_close(gap, reflection_gap(model, ids), rtol=1e-6, atol=1e-9)
 
 
 def test_palindromes_and_single_tokens_have_no_gap():
@@ -169,24 +142,9 @@ def test_palindromes_and_single_tokens_have_no_gap():
     assert reflection_gap(model_of("gpt2"), torch.tensor([[7]])) < 1e-12
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_families_without_a_record_are_measured(name):
-    model = UNKNOWN[name]().double()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, 0, 0.4)
-    gap = reflection_gap(model, tokens(2, 9))
-    assert ((gap > 1e-6) & (gap <= 1)).all()
-
-
 def test_an_encoder_decoder_model_is_measured_in_its_encoder():
     model = hf.T5ForConditionalGeneration(tiny("t5").config)
-    assert reflection_gap(model, tokens(1, 9)).shape == (1,)
-    bart = hf.BartModel(hf.BartConfig(vocab_size=97, d_model=8, encoder_layers=1, decoder_layers=1,
-                                      encoder_attention_heads=2, decoder_attention_heads=2,
-                                      encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=20))  # fmt: skip
-    assert reflection_gap(bart, tokens(1, 9)).shape == (1,)
+    assert torch.equal(reflection_gap(model, tokens(1, 9)), reflection_gap(model.encoder, tokens(1, 9)))
 
 
 def test_a_model_whose_output_is_all_zero_has_no_gap():
@@ -211,31 +169,12 @@ def test_a_model_with_disabled_positions_reads_any_length():
         assert reflection_gap(model, tokens(1, model.config.max_position_embeddings + 3)) < ROUNDING
 
 
-def test_the_model_is_restored():
-    model = set_implementation(tiny("bert").train(), "sdpa")
-    before = state(model)
-    reflection_gap(model, tokens(1, 9))
-    assert same(before, state(model))
-
-
-@pytest.mark.parametrize("name", ["bert", "xlnet"])
-def test_offloaded_wrapped_and_quantised_models_are_measured(name):
+def test_offloaded_wrapped_and_quantised_models_are_measured():
     ids = tokens(2, 9)
-    expected = reflection_gap(tiny(name), ids)
-    for model in (offloaded(tiny(name)), nn.DataParallel(tiny(name))):
+    expected = reflection_gap(tiny("bert"), ids)
+    for model in (offloaded(tiny("bert")), nn.DataParallel(tiny("bert"))):
         torch.testing.assert_close(reflection_gap(model, ids), expected)
-    assert ((reflection_gap(quantised(tiny(name)), ids) - expected).abs() < 0.1).all()
-
-
-def test_the_whole_output_of_a_tokenizer_is_read():
-    tokenizer, model = (
-        hf.AutoTokenizer.from_pretrained(get_model_path()),
-        hf.AutoModel.from_pretrained(get_model_path()),
-    )
-    batch = tokenizer(["A dog barks.", "The cat sat on the mat."], padding=True, return_tensors="pt")
-    assert "token_type_ids" in batch
-    expected = reflection_gap(model, batch["input_ids"], attention_mask=batch["attention_mask"])
-    torch.testing.assert_close(reflection_gap(model, **batch), expected)
+    assert ((reflection_gap(quantised(tiny("bert")), ids) - expected).abs() < 0.1).all()
 
 
 @pytest.mark.parametrize("padding_first", [False, True])
@@ -253,37 +192,16 @@ def test_token_types_are_reversed_with_their_tokens(padding_first):
         assert (forward - backward.flip(1)).abs().max() > 1e-3
 
 
-def test_token_types_that_a_model_does_not_read_are_refused():
-    with pytest.raises(ValueError, match="LlamaModel reads no token_type_ids; leave them out"):
-        reflection_gap(model_of("llama"), tokens(1, 4), token_type_ids=torch.zeros(1, 4).long())
-    with pytest.raises(ValueError, match=r"token_type_ids must be in 0\.\.1 for BertModel"):
-        reflection_gap(model_of("bert"), tokens(1, 4), token_type_ids=torch.full((1, 4), 2))
-
-
-def test_ids_may_be_short_integers():
-    ids = tokens(2, 9)
-    torch.testing.assert_close(reflection_gap(model_of("bert"), ids.short()), reflection_gap(model_of("bert"), ids))
-
-
-def test_ids_and_mask_may_be_lists_and_a_mask_of_any_type():
+def test_ids_and_mask_may_be_lists_and_of_any_type():
     ids, model = tokens(2, 5), model_of("bert")
     mask = torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     expected = reflection_gap(model, ids, attention_mask=mask.long())
     torch.testing.assert_close(reflection_gap(model, ids.tolist(), attention_mask=mask), expected)
+    torch.testing.assert_close(reflection_gap(model, ids.short(), attention_mask=mask.bool()), expected)
 
 
 def test_an_empty_batch_gives_an_empty_result():
     assert reflection_gap(model_of("bert"), tokens(0, 9)).shape == (0,)
-
-
-def test_models_that_read_no_text_are_refused():
-    for model_type, message in (
-        ("vit", "reads no input_ids"),
-        ("vision-encoder-decoder", r"pass model\.decoder"),
-        ("fsmt", "no token embeddings"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reflection_gap(REFUSED[model_type][0](), tokens(1, 9))
 
 
 def test_a_function_of_attention_alone_is_refused():
@@ -292,46 +210,46 @@ def test_a_function_of_attention_alone_is_refused():
         reflection_gap(function, tokens(1, 9))
 
 
-def test_a_mask_with_holes_is_refused():
-    mask = torch.tensor([[1, 0, 1, 0, 1]])
-    with pytest.raises(ValueError, match="attention_mask has holes; padding must be before or after the tokens"):
-        reflection_gap(model_of("bert"), tokens(1, 5), attention_mask=mask)
+@pytest.mark.parametrize("measure", [reflection_gap, decompose])
+@pytest.mark.parametrize(
+    ("ids", "more", "error"),
+    [
+        (None, {}, TypeError),
+        ("a cat", {}, TypeError),
+        ([[7, 8], [9]], {}, ValueError),
+        (hf.BatchEncoding({"input_ids": tokens(1, 3)}), {}, TypeError),
+        (torch.ones(1, 3), {}, TypeError),
+        (tokens(1, 3) > 9, {}, TypeError),
+        (tokens(1, 3)[None], {}, ValueError),
+        (tokens(1, 41), {}, ValueError),
+        (torch.tensor([7, 97]), {}, ValueError),
+        (torch.tensor([7, -1]), {}, ValueError),
+        (tokens(1, 3)[:, :0], {}, ValueError),
+        (torch.tensor([[5, 0], [6, 7]]), {}, ValueError),  # padding
+        (tokens(1, 3), {"attention_mask": torch.ones(1, 4)}, ValueError),
+        (tokens(1, 3), {"attention_mask": torch.tensor([[1, 2, 0]])}, ValueError),
+        (tokens(1, 3), {"attention_mask": torch.zeros(1, 3)}, ValueError),
+        (tokens(1, 3), {"attention_mask": torch.tensor([[0.0, 0.0, -1e9]])}, ValueError),
+        (tokens(1, 5), {"attention_mask": torch.tensor([[1, 0, 1, 0, 1]])}, ValueError),
+        (tokens(1, 4), {"token_type_ids": torch.full((1, 4), 2)}, ValueError),
+    ],
+)
+def test_invalid_token_ids_are_refused(measure, ids, more, error):
+    with pytest.raises(error, match=next(iter(more), "input_ids|length")):
+        measure(model_of("bert"), ids, **more)
 
 
-def test_invalid_input_is_refused():
-    model = model_of("bert")
-    for (ids, *mask), kind, message in [
-        ((None,), TypeError, "input_ids must be integers, got NoneType"),
-        ((hf.BatchEncoding({"input_ids": tokens(1, 3)}),), TypeError, "got BatchEncoding; pass its 'input_ids'"),
-        ((torch.ones(1, 3),), TypeError, "input_ids must be integers, got torch.float32"),
-        ((tokens(1, 3)[None],), ValueError, r"\(n,\) or \(batch, n\) .*, got shape \(1, 1, 3\)"),
-        ((tokens(1, 3) > 9,), TypeError, "input_ids .* got torch.bool"),
-        ((tokens(1, 3), torch.ones(1, 4).long()), ValueError, r"\(1, 3\), got \(1, 4\)"),
-        ((tokens(1, 3), torch.tensor(1)), ValueError, r"\(1, 3\), got \(\)"),
-        ((tokens(1, 3), torch.ones(1, 1, 3).long()), ValueError, r"\(1, 3\), got \(1, 1, 3\)"),
-        (
-            (tokens(1, model.config.max_position_embeddings + 1),),
-            ValueError,
-            "is beyond .*ask for at most",
-        ),
-        ((torch.tensor([7, model.config.vocab_size]),), ValueError, "input_ids must be in 0"),
-        ((torch.tensor([7, -1]),), ValueError, "input_ids must be in 0.*got -1"),
-        ((tokens(1, 3), torch.tensor([[1, 2, 0]])), ValueError, "1 for tokens and 0 for padding"),
-        ((tokens(1, 3)[:, :0],), ValueError, r"got shape \(1, 0\)"),
-        ((torch.tensor([[5, 0], [6, 7]]),), ValueError, "padding id 0 but there is no attention_mask; pass the token"),
-        ((tokens(1, 3), torch.zeros(1, 3).long()), ValueError, "a token in every sequence"),
-    ]:
-        with pytest.raises(kind, match=message):
-            reflection_gap(model, ids, attention_mask=mask[0] if mask else None)
-    with pytest.raises(TypeError, match="transformers PreTrainedModel"):
-        reflection_gap(nn.Linear(2, 2), tokens(1, 3))
+@pytest.mark.parametrize("name", ["llama", "deberta"])
+@pytest.mark.parametrize("measure", [reflection_gap, decompose])
+def test_token_types_that_a_model_does_not_read_are_refused(measure, name):
+    with pytest.raises(ValueError, match="token_type_ids"):
+        measure(model_of(name), tokens(1, 4), token_type_ids=torch.tensor([[0, 0, 1, 1]]))
 
 
 def test_a_trained_model_with_a_symmetric_encoding_has_no_gap():
-    """all-MiniLM-L6-v2, in float32; and without its table of 512 positions it reads four times that."""
+    """all-MiniLM-L6-v2, in float32."""
     model = hf.AutoModel.from_pretrained(get_model_path())
-    tokenizer = hf.AutoTokenizer.from_pretrained(get_model_path())
-    ids = tokenizer("the dog chased the man across the park", return_tensors="pt").input_ids
+    ids = torch.tensor([[101, 1996, 3899, 13303, 1996, 3899, 2408, 1996, 2380, 102]])
     assert reflection_gap(model, ids) > 0.3
     gaps = []
     for symmetry in (1.0, 0.99, 0.5):
@@ -339,8 +257,6 @@ def test_a_trained_model_with_a_symmetric_encoding_has_no_gap():
             gaps.append(reflection_gap(model, ids).item())
     assert gaps[0] < 3e-6
     assert gaps[0] * 100 < gaps[1] < gaps[2]
-    with torch.no_grad(), attach(model, AttenuatedEncoding()):
-        assert torch.isfinite(model(ids.repeat(1, 205)[:, :2048])[0]).all()
 
 
 def test_a_decoder_that_needs_an_encoder_is_measured():

@@ -3,22 +3,13 @@
 import copy
 import json
 import random
-import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    Trainer,
-)
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Trainer
 
 from pelocality.encodings import AttenuatedEncoding, DistanceTable, NoEncoding, RelativeEncoding
 from pelocality.models import attach, attached, distillation_loss, positional_attention, relocate
@@ -27,7 +18,7 @@ WORDS = ["the", "a", "old", "wet", "man", "dog", "mill", "saw", "found", "took",
 VOCABULARY = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
 DRAW = random.Random(0)
 TEXTS = [" ".join(DRAW.choices(WORDS, k=DRAW.randint(3, 14))) for _ in range(120)]
-OPTIONS = {"length": 12, "tokens": 900, "batch_size": 8, "held_out": 16, "every": 4, "learning_rate": 3e-3}
+OPTIONS = {"length": 12, "tokens": 300, "batch_size": 8, "held_out": 16, "every": 2, "learning_rate": 3e-3}
 OPTIONS |= {"progress": False}
 
 
@@ -100,8 +91,7 @@ def test_a_relocated_model_comes_near_the_untouched_one_which_does_not_change(na
     assert torch.allclose(*outputs, atol=1e-5) == (name == "gpt2")  # a causal model stays causal
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("frozen", ["all", "some"])
+@pytest.mark.parametrize(("name", "frozen"), [("bert", "all"), ("gpt2", "some")])
 def test_frozen_weights_are_trained_and_frozen_again(name, frozen):
     make, tokenizer = FAMILIES[name]
     model = make()
@@ -122,39 +112,22 @@ def test_frozen_weights_are_trained_and_frozen_again(name, frozen):
 def test_texts_are_read_again_until_the_tokens_are_reached():
     make, tokenizer = FAMILIES["bert"]
     model = make()
-    options = OPTIONS | {"batch_size": 16, "tokens": 480, "every": 2}
+    options = OPTIONS | {"batch_size": 16, "tokens": 480}
     # 24 pieces of five tokens make a batch of 16 and one of 8
     found = relocate(model, own_table(model), tokenizer, ["the old mill"] * (24 + OPTIONS["held_out"]), **options)
     assert found.curve["tokens"].tolist() == [0, 120, 240, 360, 480]
 
 
-def test_a_folder_of_an_earlier_release_is_refused(tmp_path):
-    make, tokenizer = FAMILIES["bert"]
-    model = make()
-    relocate(model, own_table(model), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
-    record = tmp_path / "relocation.json"
-    settings = json.loads(record.read_text())
-    record.write_text(json.dumps({name: value for name, value in settings.items() if name != "steps"}))
-    with pytest.raises(ValueError, match="holds a relocation with other steps; choose another folder"):
-        relocate(model, own_table(model), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
-
-
 def test_the_frozen_tables_of_kept_positions_stay():
     make, tokenizer = FAMILIES["bert"]
-    model = make().requires_grad_(False)
+    model = make().requires_grad_(False).train()
+    model.bert.embeddings.eval()
     found = relocate(model, NoEncoding(2), tokenizer, TEXTS, position_embeddings="keep", **OPTIONS | {"tokens": 200})
+    modes = {name: module.training for name, module in found.model.named_modules()}
+    assert {name: module.training for name, module in model.named_modules()}.items() <= modes.items()
     before, after = model.state_dict(), found.model.state_dict()
     assert torch.equal(*(each["bert.embeddings.position_embeddings.weight"] for each in (before, after)))
     assert not torch.equal(*(each["bert.embeddings.word_embeddings.weight"] for each in (before, after)))
-
-
-def test_the_copy_has_the_mode_of_every_module():
-    make, tokenizer = FAMILIES["bert"]
-    model = make().train()
-    model.bert.embeddings.eval()
-    found = relocate(model, NoEncoding(2), tokenizer, TEXTS, **OPTIONS | {"tokens": 200})
-    modes = {name: module.training for name, module in found.model.named_modules()}
-    assert {name: module.training for name, module in model.named_modules()}.items() <= modes.items()
 
 
 class Slope(RelativeEncoding):
@@ -194,14 +167,6 @@ def test_the_curve_holds_the_losses_of_the_held_out_texts():
     assert len(rows) == len(found.curve)
 
 
-def test_numbers_of_numpy_are_kept_in_a_folder(tmp_path):
-    numbers = {"tokens": np.int64(48), "held_out": np.int64(16), "every": np.int64(4), "seed": np.int64(0)}
-    numbers["learning_rate"] = np.float32(0.25)
-    relocate(bert(), NoEncoding(2), make_tokenizer(True), TEXTS, folder=tmp_path, **OPTIONS | numbers)
-    kept = json.loads((tmp_path / "relocation.json").read_text())
-    assert {name: kept[name] for name in numbers} == numbers
-
-
 def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypatch):
     make, tokenizer = FAMILIES["bert"]
     model = make().train()
@@ -212,7 +177,7 @@ def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypa
 
     def interrupted(self, *arguments, **options):
         saved(self, *arguments, **options)
-        if self.state.global_step == 8:
+        if self.state.global_step == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Trainer, "_save_checkpoint", interrupted)
@@ -223,7 +188,7 @@ def test_a_run_that_was_cut_off_ends_where_the_whole_one_does(tmp_path, monkeypa
     assert all(module.training for module in model.modules())
     assert torch.is_grad_enabled()
     monkeypatch.setattr(Trainer, "_save_checkpoint", saved)
-    checkpoint = tmp_path / "cut" / "checkpoint-8"
+    checkpoint = tmp_path / "cut" / "checkpoint-2"
     for step in (12, 16, 20):  # checkpoints without a state, with a part of it, and with a part of their weights
         (tmp_path / "cut" / f"checkpoint-{step}").mkdir()
     (tmp_path / "cut" / "checkpoint-16" / "trainer_state.json").write_text('{"epoch": 0.')
@@ -258,10 +223,12 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         relocate(model, NoEncoding(2), tokenizer, TEXTS[:-1], folder=tmp_path, **OPTIONS)
     with pytest.raises(ValueError, match="other start"):
         relocate(model, AttenuatedEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
-    for text in ("", "{", "[]", "3"):
-        (tmp_path / "relocation.json").write_text(text)
-        with pytest.raises(ValueError, match=r"damaged relocation\.json|other tokens.*choose another"):
-            relocate(model, NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
+    record = tmp_path / "relocation.json"  # of an earlier release
+    record.write_text(
+        json.dumps({name: each for name, each in json.loads(record.read_text()).items() if name != "steps"})
+    )
+    with pytest.raises(ValueError, match="other steps"):
+        relocate(model, NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
 
 
 def test_checkpoints_of_another_training_are_refused_and_stay(tmp_path):
@@ -272,13 +239,6 @@ def test_checkpoints_of_another_training_are_refused_and_stay(tmp_path):
     with pytest.raises(ValueError, match="holds checkpoints of another training; choose another folder"):
         relocate(make(), NoEncoding(2), tokenizer, TEXTS, folder=tmp_path, **OPTIONS)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
-
-
-def test_accelerate_is_asked_for_where_it_is_missing(monkeypatch):
-    make, tokenizer = FAMILIES["bert"]
-    monkeypatch.setitem(sys.modules, "accelerate.state", None)
-    with pytest.raises(ImportError, match="pip install accelerate"):
-        relocate(make(), NoEncoding(2), tokenizer, TEXTS, **OPTIONS)
 
 
 def test_float16_is_refused():
@@ -336,13 +296,10 @@ def test_the_record_of_a_run_is_written_whole_or_not_at_all(tmp_path, monkeypatc
         ({"tokens": 0}, ValueError, "tokens must be"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be"),
         ({"learning_rate": 0.0}, ValueError, "learning_rate must be above 0"),
-        ({"learning_rate": float("inf")}, ValueError, "learning_rate must be above 0, and finite"),
         ({"learning_rate": 1e30}, ValueError, "learning_rate 1e.30 is too large"),
         ({"learning_rate": "x"}, TypeError, "learning_rate must be a number, got 'x'"),
         ({"seed": 2**40}, ValueError, "seed must be"),
         ({"progress": "no"}, TypeError, "progress must be True or False"),
-        ({"folder": 3}, TypeError, "folder must be the path of a folder"),
-        ({"folder": __file__}, ValueError, r"test_models_relocation\.py is a file"),
         ({"position_embeddings": "maybe"}, ValueError, "position_embeddings"),
     ],
 )

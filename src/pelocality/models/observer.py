@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from pelocality.models._restore import changed, hooked, restoring
 
@@ -100,7 +101,7 @@ class Observer(TorchFunctionMode):
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
         modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
-        with hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end), plain_torch(), active(self):
+        with hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end), plain_torch(), self:
             yield
 
     def enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,9 +149,9 @@ class Observer(TorchFunctionMode):
             self._see_module(func, module_call(args, kwargs))
         elif func in SOFTMAXES:
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            given = args[0] if args else kwargs["input"]
-            given = given if kwargs.get("out") is None else result.log()  # out= may be the input
-            logits, weights = (_keys_last(each, dim) for each in (given, result))
+            states = args[0] if args else kwargs["input"]
+            states = states if kwargs.get("out") is None else result.log()  # out= may be the input
+            logits, weights = (_keys_last(each, dim) for each in (states, result))
             if logits is not None and weights is not None and self._covers(*weights.shape):
                 self.see_softmax(logits, weights)
         return result
@@ -180,9 +181,10 @@ class Observer(TorchFunctionMode):
         value = _for_every_head(call["value"], query)[:1].to(weights.dtype)
         off = (weights[:1] @ value - output[:1]).abs().max() / output[:1].abs().max().clamp(min=_LEAST)
         if not off <= max(_TOLERANCE, 16 * torch.finfo(output.dtype).eps):
-            reason = "torch's attention kernel gives another output than the softmax of its arguments"
-            off_by = f"(off by {float(off):.1g} of the largest)"
-            raise ValueError(f"{reason} {off_by}, as with dropout that is always on")
+            reason = (
+                f"the softmax of its arguments ({float(off):.1g} of the largest off), as with dropout that stays on"
+            )
+            raise ValueError(f"torch's attention kernel gives another output than {reason}")
         self._use(weights, visible)
 
     # ---- torch.nn.MultiheadAttention
@@ -226,14 +228,8 @@ def plain_torch() -> Iterator[None]:
 
 @contextmanager
 def active(mode: TorchFunctionMode) -> Iterator[None]:
-    """Put a mode into force in a with-statement; an interrupt at its end does not leave the mode in force."""
-
-    def undo() -> None:
-        if mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    with restoring(undo):
-        mode.__enter__()  # type: ignore[no-untyped-call]
+    """Put a mode into force in a with-statement."""
+    with mode:
         yield
 
 
@@ -313,8 +309,8 @@ def kernel_logits(call: Mapping[str, Any]) -> Tensor:
     query, key, mask = call["query"], call["key"], call.get("attn_mask")
     device = query.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        given = {name: call[name] for name in ("query", "key", "attn_mask") if call.get(name) is not None}
-        floats = {name: each for name, each in given.items() if each.dtype not in (torch.bool, torch.float64)}
+        tensors = {name: call[name] for name in ("query", "key", "attn_mask") if call.get(name) is not None}
+        floats = {name: each for name, each in tensors.items() if each.dtype not in (torch.bool, torch.float64)}
         low = {name: each.to(torch.get_autocast_dtype(device)) for name, each in floats.items()}
         with torch.autocast(device, enabled=False):  # the kernel rounds its arguments alone
             return kernel_logits({**call, **low})
@@ -330,13 +326,13 @@ def kernel_logits(call: Mapping[str, Any]) -> Tensor:
 
 def blocks_of(module: nn.Module) -> dict[nn.Module, Block]:
     """Return the members of the outermost module lists, each with its list and its index in it."""
-    found: dict[nn.Module, Block] = {}
+    blocks: dict[nn.Module, Block] = {}
     for child in module.children():
         if isinstance(child, nn.ModuleList):
-            found |= {block: (child, index) for index, block in enumerate(child) if block is not None}
+            blocks |= {block: (child, index) for index, block in enumerate(child) if block is not None}
         else:
-            found |= blocks_of(child)
-    return found
+            blocks |= blocks_of(child)
+    return blocks
 
 
 def members_of(module: nn.Module) -> dict[nn.Module, int]:
@@ -360,7 +356,7 @@ def _keys_last(states: Tensor, dim: Any) -> Tensor | None:
 
 def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield the factors of a product (..., i, j), summed over j, each with the other factor (..., j, d) if known."""
-    tensors = list(_tensors(arguments))
+    tensors = [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
     if len(tensors) < 2:
         return
     if not isinstance(arguments[0], str):
@@ -381,15 +377,6 @@ def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
             others = [(other, letters) for other, letters in named if other is not factor and key in letters]
             values = [other.movedim(letters.index(key) - len(letters), -2) for other, letters in others if key != "."]
             yield factor.mT if last_stays else factor, values[0] if len(values) == 1 else None
-
-
-def _tensors(arguments: list[Any]) -> Iterator[Tensor]:
-    """Return the tensors among the arguments of a product, those in lists included."""
-    for each in arguments:
-        if isinstance(each, list | tuple):
-            yield from _tensors(list(each))
-        elif isinstance(each, Tensor):
-            yield each
 
 
 def _first_column(factor: Tensor, weights: Tensor, values: Tensor | None) -> int | None:

@@ -31,6 +31,19 @@ _OBSERVED = ("eager", "sdpa", None)
 class SequenceModel:
     """A model as this library runs it.
 
+        SequenceModel
+        |-- given                  the model or module that was passed
+        |-- with_head              the transformers model in it, with its head
+        |-- module                 the bare module that runs, on device, in dtype
+        |-- family                 what is known of the weights of its family
+        |-- what it reads          vocabulary and padding, or content (a function); positions_of(length), longest
+        |-- what is attached       encodings, encoding (as text), positions_disabled
+        |-- what results call it   name, label
+        `-- how it runs
+            |-- run(inputs)            one call, as the model is
+            |-- outputs(inputs)        in evaluation mode, without gradients
+            `-- watch(inputs, use)     the same, and use(attention) at each attention, layer by layer
+
     Every function of ``pelocality.models`` builds a `SequenceModel` of the model that it is given. Build it yourself
     for a module that is no transformers model, or that reads something else than token ids, and pass it in the place of
     the model.
@@ -90,23 +103,22 @@ class SequenceModel:
             raise TypeError(f"inputs must be a function (sample, length) -> inputs, got {type(inputs).__name__}")
         if getattr(inputs, "__annotations__", {}).get("return") is Content:
             maker = getattr(inputs, "__name__", "the function")
-            wanted = f"inputs must be a function (sample, length) -> inputs, which {maker}(...) returns"
-            raise TypeError(f"{wanted}; call {maker} with its sizes")
+            raise TypeError(f"inputs must be what {maker}(...) returns; call {maker} with its sizes")
         if inputs is not None and vocabulary_size is not None:
             raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
         self.given, self.content, self._name = model, inputs, name
-        given = getattr(inputs, "positions", None) if positions is None else positions
-        self._positions = given if given is None or callable(given) else Positions.of(given)
+        placed = getattr(inputs, "positions", None) if positions is None else positions
+        self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
         self._positions_of: dict[int, Positions] = {}  # by their number, as pairs take a while to find
         if isinstance(self._positions, Positions) and self._positions.keys is None:
             advice = "give coordinates, or leave positions out and measure result.attention with them"
             raise ValueError(f"positions of distances have no opposite keys, which results compare; {advice}")
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
         own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
-        found = _transformers_models(model)
-        self.module: Any = _bare(model) if own else _transformer(model, found)
+        inside = _transformers_models(model)
+        self.module: Any = _bare(model) if own else _transformer(model, inside)
         self.family: Any = family_of(self.module)
-        self.with_head: Any = found[0] if found else self.module
+        self.with_head: Any = inside[0] if inside else self.module
 
     @classmethod
     def of(cls, model: Any) -> "SequenceModel":
@@ -116,17 +128,17 @@ class SequenceModel:
             TypeError: As for the class.
             ValueError: As for the class, or a learned prompt (peft), which would be left out.
         """
-        found = model if isinstance(model, SequenceModel) else cls(model)
-        for module in found.given.modules():
+        described = model if isinstance(model, SequenceModel) else cls(model)
+        for module in described.given.modules():
             if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
                 advice = "pass model.get_base_model() to measure the model without it"
                 raise ValueError(f"{type(module).__name__} has a learned prompt, which would be left out; {advice}")
-        return found
+        return described
 
     def __str__(self) -> str:
         """Return the class and type of the model, for errors."""
-        kind = getattr(self.config, "model_type", "")
-        return f"{type(self.module).__name__} (model type '{kind}')" if kind else type(self.module).__name__
+        model_type = getattr(self.config, "model_type", "")
+        return type(self.module).__name__ + (f" (model type '{model_type}')" if model_type else "")
 
     # ---- what is known of it
 
@@ -170,10 +182,7 @@ class SequenceModel:
         device = device or (torch.get_default_device() if weight is None else weight.device)
         offloaded = execution_device(self.module) is not None
         if device.type == "meta" or (not offloaded and any(each.is_meta for each in self.module.parameters())):
-            raise ValueError(
-                f"weights of {type(self.module).__name__} are on the meta device, which holds no values; load them "
-                "with from_pretrained"
-            )
+            raise ValueError(f"weights of {self} are on the meta device, without values; use from_pretrained")
         return device
 
     @property
@@ -198,8 +207,8 @@ class SequenceModel:
     @property
     def padding(self) -> int | None:
         """The token id that the configuration names as padding, or None."""
-        found: int | None = getattr(self.config, "pad_token_id", None)
-        return found
+        padding: int | None = getattr(self.config, "pad_token_id", None)
+        return padding
 
     @property
     def adds_tokens(self) -> bool:
@@ -227,20 +236,20 @@ class SequenceModel:
         Raises:
             ValueError: Positions of another number of tokens.
         """
-        if self._positions is None:
+        positions = self._positions
+        advice = "of text, measure all tokens with length=, and leave first ones without a place out by without_first="
+        if callable(positions):
+            try:
+                if length not in self._positions_of:
+                    self._positions_of[length] = Positions.of(positions(length))
+            except ValueError as error:
+                raise ValueError(f"the {length} measured tokens have no positions ({error}); {advice}") from error
+            positions = self._positions_of[length]
+        if positions is None:
             return None
-        advice = (
-            "of text, measure all tokens with length=, and leave first ones without a place out with without_first="
-        )
-        try:
-            if callable(self._positions) and length not in self._positions_of:
-                self._positions_of[length] = Positions.of(self._positions(length))
-        except ValueError as error:
-            raise ValueError(f"the {length} tokens that are measured have no positions ({error}); {advice}") from error
-        found = self._positions_of[length] if callable(self._positions) else self._positions
-        if found.shape != (length, length):
-            raise ValueError(f"positions are of {found.shape[1]} tokens, and {length} are measured; {advice}")
-        return None if found.placed.is_line else found.placed
+        if positions.shape != (length, length):
+            raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured; {advice}")
+        return None if positions.placed.is_line else positions.placed
 
     def reads(self, argument: str, *, with_head: bool = False) -> bool:
         """Return whether the module that runs, or the model with its head, takes an argument of this name."""
@@ -253,8 +262,8 @@ class SequenceModel:
 
     def some_ids(self, number: int) -> list[int]:
         """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
-        found = [token for token in range(self.vocabulary // 2, self.vocabulary) if token != self.padding][:number]
-        return (found * number)[:number]
+        ids = [token for token in range(self.vocabulary // 2, self.vocabulary) if token != self.padding][:number]
+        return (ids * number)[:number]
 
     # ---- checks of arguments
 
@@ -268,11 +277,10 @@ class SequenceModel:
             return
         outside = ids[(ids < 0) | (ids >= self.vocabulary)]
         if outside.numel():
-            raise ValueError(
-                f"{name} must be in 0..{self.vocabulary - 1}, the vocabulary of {type(self.module).__name__}, got "
-                f"{int(outside[0])}; is this the model's tokenizer? Tokens added to it need "
-                "model.resize_token_embeddings(len(tokenizer))"
+            advice = (
+                "is this the model's tokenizer? Tokens added to it need model.resize_token_embeddings(len(tokenizer))"
             )
+            raise ValueError(f"{name} must be in 0..{self.vocabulary - 1}, got {int(outside[0])}; {advice}")
 
     def check_length(self, length: int, specials: int = 0) -> None:
         """Refuse a length that the model has no positions for.
@@ -284,11 +292,9 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
-            with_specials = f" and {specials} special tokens" if specials else ""
-            raise ValueError(
-                f"length={length}{with_specials} is beyond the {most} positions of {self}; "
-                f"ask for at most {most - specials}"
-            )
+            size = f"length={length}{f' and {specials} special tokens' if specials else ''}"
+            advice = f"ask for at most {most - specials}, and split longer texts"
+            raise ValueError(f"{size} is beyond the {most} positions of {self}; {advice}")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
 
@@ -304,6 +310,8 @@ class SequenceModel:
         A transformers model runs without generation caches. A decoder with cross-attention reads an encoder output of
         one vector of zeros, so that cross-attention adds the same vector at every position.
         """
+        if self.content is not None:
+            inputs = self.moved(inputs)
         if not isinstance(inputs, Mapping):
             return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
         if self.config is None and self.content is None:
@@ -347,23 +355,21 @@ class SequenceModel:
         Raises:
             ValueError: The model fails, with the reason; an error of the callback is passed on.
         """
-        own: list[Exception] = []
+        of_callback: list[Exception] = []
 
         def use_and_remember(attention: Attention) -> None:
             try:
                 use(attention)
             except Exception as error:
-                own.append(error)
+                of_callback.append(error)
                 raise
 
         observer = Observer(use_and_remember, length)
         try:
             with inference(self.module), self.observable(), observer.observing(self.module):
                 return self.run(inputs, **options)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            if error in own:
+            if error in of_callback or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise self.unprobed(_reason(inputs, error)) from error
 
@@ -380,7 +386,8 @@ class SequenceModel:
         """Return whether a repeated word has equal hidden states at all its positions in every layer."""
         if self.config is None or positions.stop - positions.start < 2:
             return False
-        states = getattr(self.outputs(inputs, output_hidden_states=True), "hidden_states", None)
+        with self.observable():  # FlexAttention would be compiled for this run alone
+            states = getattr(self.outputs(inputs, output_hidden_states=True), "hidden_states", None)
         if not states or any(layer.ndim < 2 or layer.shape[-2] < positions.stop for layer in states):
             return False
         return all(_equal_rows(layer[..., positions, :]) for layer in states)
@@ -460,28 +467,27 @@ def configurations(module: nn.Module) -> list[Any]:
     configs: list[Any] = [getattr(part, "config", None) for part in module.modules()]
     for config in configs:  # the list grows by the configurations inside
         configs += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
-    found = {id(config): config for config in configs if hasattr(config, "_attn_implementation")}
-    return list(found.values())
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
 # ---- finding what runs
 
 
-def _transformer(model: Any, found: list[Any]) -> Any:
-    """Return the bare transformer that reads token ids in a model, of the transformers models found in it."""
-    if len(found) > 1:
-        names = ", ".join(type(each).__name__ for each in found)
-        raise ValueError(f"model holds {len(found)} transformers models side by side ({names}); pass one of them")
-    if not found:
+def _transformer(model: Any, inside: list[Any]) -> Any:
+    """Return the bare transformer that reads token ids in a model, of the transformers models inside it."""
+    if len(inside) > 1:
+        names = ", ".join(type(each).__name__ for each in inside)
+        raise ValueError(f"model holds {len(inside)} transformers models side by side ({names}); pass one of them")
+    if not inside:
         raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {_got(model)}")
-    base = family_of(found[0]).base(found[0])
-    parts = {"": base} | {f"model.{name}": module for name, module in found[0].named_modules() if name}
-    reader = next((name for name, module in parts.items() if reads_tokens(module)), None)
-    if reader == "":
+    whole = inside[0]
+    base = family_of(whole).base(whole)
+    if reads_tokens(base):
         return base
-    kind = f"{type(found[0]).__name__} (model type '{found[0].config.model_type}')"
+    reader = next((f"model.{name}" for name, module in whole.named_modules() if name and reads_tokens(module)), None)
+    name = f"{type(whole).__name__} (model type '{whole.config.model_type}')"
     advice = f"pass {reader}" if reader else "pass SequenceModel(model, inputs=...), which says what it reads"
-    raise ValueError(f"{kind} reads no input_ids, or has no token embeddings; {advice}")
+    raise ValueError(f"{name} reads no input_ids, or has no token embeddings; {advice}")
 
 
 def _got(model: Any) -> str:
@@ -514,17 +520,10 @@ def _bare(model: nn.Module) -> nn.Module:
 
 def _transformers_models(model: Any) -> list[Any]:
     """Return the transformers models in a module that are not inside another one."""
-    if not isinstance(model, nn.Module):
-        return []
-
-    def outermost(module: nn.Module) -> list[Any]:
-        if isinstance(module, PreTrainedModel):
-            return [module]
-        return [found for child in module.children() for found in outermost(child)]
-
-    found = outermost(model)
-    within = {module for each in found for module in each.modules() if module is not each}
-    return [each for each in dict.fromkeys(found) if each not in within]
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    models = [module for module in modules if isinstance(module, PreTrainedModel)]
+    within = {part for each in models for part in each.modules() if part is not each}
+    return [each for each in models if each not in within]
 
 
 def _reason(inputs: Any, error: Exception) -> str:

@@ -60,14 +60,14 @@ class HeadClasses:
         """
         threshold = number("threshold", threshold)
         far = self.scores["offset"].abs() > 1
-        found = torch.stack(
+        candidates = torch.stack(
             [
                 *(self.scores[name] for name in CLASSES[:3]),
                 self.scores["offset_weight"].where(far, torch.nan),
                 *(self.scores[name] - self.scores[f"{name}_control"] for name in CLASSES[4:6]),
             ]
         ).nan_to_num(-1.0)
-        best = torch.where(found.amax(0) >= threshold, found.argmax(0), len(CLASSES) - 1)
+        best = torch.where(candidates.amax(0) >= threshold, candidates.argmax(0), len(CLASSES) - 1)
         rests = (best == len(CLASSES) - 1) & (self.scores["sink"] >= threshold)
         return [[CLASSES[each] for each in row] for row in best.masked_fill(rests, len(CLASSES) - 2).tolist()]
 
@@ -218,8 +218,8 @@ def head_classes(
         progress=progress,
     )
     with inference(model.module):
-        known = attention_layers(model, {"input_ids": plain["input_ids"][:1]})
-        heads = HeadSums(model, known, known.requested(layers), length)
+        attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]})
+        heads = HeadSums(model, attending, attending.requested(layers), length)
         for name, rows in (("_control", plain), ("", repeated)):
             for inputs in in_batches(rows, batch_size):
                 heads.add_random(inputs, name)
@@ -227,19 +227,18 @@ def head_classes(
             assert included is not None  # the model reads token ids
             heads.add_texts(inputs, included, permutations, seed)
         if not heads.texts:
-            if not batches.checksums:
-                raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-            raise ValueError(f"texts hold no text of at least {FEWEST_TOKENS} tokens; pass longer texts")
+            reason = f"no text of at least {FEWEST_TOKENS} tokens (a generator can be read only once)"
+            raise ValueError(f"texts hold {reason}; pass longer texts")
         weights, why = weight_scores(model)
-    if weights.shape[1:] != (len(known.layers), known.heads):
+    if weights.shape[1:] != (len(attending.layers), attending.heads):
         why = why or "the layers that attend are others than those of its family"
-        weights = torch.full((2, len(known.layers), known.heads), torch.nan)
+        weights = torch.full((2, len(attending.layers), attending.heads), torch.nan)
     notes = [f"symmetry and direction are NaN where weights are not known: {why}"] if why else []
     if not heads.states.counts.numel():
         notes.append(f"position share and effective rank are NaN: {model} returns no hidden states")
     per_sample = {name: torch.cat(each) for name, each in heads.per_sample.items()}
     share, rank = heads.states.share_and_rank()
-    symmetry, direction = weights[:, [known.layers.index(layer) for layer in heads.layers]]
+    symmetry, direction = weights[:, [attending.layers.index(layer) for layer in heads.layers]]
     return HeadClasses(
         scores={
             **{name: each.mean(0) for name, each in per_sample.items()},

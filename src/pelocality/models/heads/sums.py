@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality.models.heads.states import StateSums
 from pelocality.models.inputs.words import special_ids, special_tokens_around
 from pelocality.models.layers import AttentionLayers, observe_layers
 from pelocality.models.measuring.samples import hides_future
@@ -16,39 +15,86 @@ from pelocality.models.sequence_model import SequenceModel
 FEWEST_TOKENS = 4  # a first token, a query, and two tokens that can change places
 
 
+class StateSums:
+    """Sums of hidden states over texts, by layer and position."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(0)  # (layer, n, d)
+        self.squares = torch.zeros(0)  # (layer, n)
+        self.counts = torch.zeros(0)  # (n,)
+
+    def add(self, states: Tensor, included: Tensor) -> None:
+        """Add hidden states (layer, batch, n, d) at the included tokens (batch, n)."""
+        if not self.counts.numel():
+            self.total = states.new_zeros(len(states), 0, states.shape[-1])
+            self.squares, self.counts = states.new_zeros(len(states), 0), states.new_zeros(0)
+        more = max(0, included.shape[1] - len(self.counts))
+        self.total = torch.nn.functional.pad(self.total, (0, 0, 0, more))
+        self.squares, self.counts = (torch.nn.functional.pad(each, (0, more)) for each in (self.squares, self.counts))
+        n, states = included.shape[1], states * included[..., None]
+        self.total[:, :n] += states.sum(1)
+        self.squares[:, :n] += states.square().sum((1, -1))
+        self.counts[:n] += included.sum(0)
+
+    def share_and_rank(self) -> tuple[Tensor, Tensor]:
+        r"""Return the share of position and the effective rank of its mean states, (layer,) each.
+
+        With $\hat{p}_t$ the mean over texts of the states at position $t$, and $W$ their variance within positions,
+        both summed over dimensions, the variance over $T$ positions is
+
+        $$P = \frac{1}{T - 1} \sum_t \lVert \hat{p}_t - \bar{p} \rVert^2 - \frac{W}{T} \sum_t \frac{1}{N_t}$$
+
+        where the last term is what the means of $N_t$ texts differ by anyway; the share is $P / (P + W)$. The effective
+        rank is the exponential of the entropy of the singular values of $\hat{p}_t - \bar{p}$, divided by their sum.
+        """
+        if not self.counts.numel():
+            return torch.zeros(0), torch.zeros(0)
+        several = self.counts > 1
+        counts, total, squares = self.counts[several], self.total[:, several], self.squares[:, several]
+        if len(counts) < 2:
+            return (torch.full((len(self.total),), torch.nan),) * 2
+        mean = total / counts[:, None]
+        within = (squares - counts * mean.square().sum(-1)).sum(-1) / (counts - 1).sum()
+        centred = mean - mean.mean(1, keepdim=True)
+        position = centred.square().sum((1, 2)) / (len(counts) - 1) - within * (1 / counts).mean()
+        values = torch.linalg.svdvals(centred)
+        values = values / values.sum(-1, keepdim=True)
+        return position / (position + within), torch.special.entr(values).sum(-1).exp()
+
+
 class HeadSums:
     """Adds up the scores of each layer and head while a model runs."""
 
-    def __init__(self, model: SequenceModel, known: AttentionLayers, layers: tuple[int, ...], length: int) -> None:
-        self.model, self.known, self.layers, self.length, self.reach = model, known, layers, length, length // 2
+    def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], length: int) -> None:
+        self.model, self.attending, self.layers, self.length, self.reach = model, attending, layers, length, length // 2
         self.per_sample: dict[str, list[Tensor]] = {}  # (batch, layer, head) each
         self.states, self.texts, self.visible = StateSums(), 0, torch.zeros(0, dtype=torch.bool)
-        size = (len(layers), known.heads)
+        size = (len(layers), attending.heads)
         self.by_distance = torch.zeros(2, *size, 2 * self.reach + 1, dtype=torch.float64)  # sums, and numbers of texts
         self.products = torch.zeros(2, 4, *size, dtype=torch.float64)  # positional and symbolic
 
     def observe(self, inputs: Any, take: Callable[[int, Tensor, Tensor], Any]) -> list[Any]:
         """Return what a function takes of the number, the weights and the visible keys of each layer."""
-        found: dict[int, Any] = {}
-        dtype = torch.promote_types(self.known.dtype, torch.float32)
+        taken: dict[int, Any] = {}
+        dtype = torch.promote_types(self.attending.dtype, torch.float32)
 
         def use(place: int, weights: Tensor, visible: Tensor) -> None:
-            found[place] = take(place, weights.to("cpu", dtype).nan_to_num(0), visible.cpu())  # NaN: padded queries
+            taken[place] = take(place, weights.to("cpu", dtype).nan_to_num(0), visible.cpu())  # NaN: padded queries
 
-        observe_layers(self.model, self.known, self.layers, inputs, use)
-        return [found[place] for place in range(len(self.layers))]
+        observe_layers(self.model, self.attending, self.layers, inputs, use)
+        return [taken[place] for place in range(len(self.layers))]
 
     def add_random(self, inputs: dict[str, Tensor], name: str) -> None:
         """Add random tokens: the attention from their second half to the tokens that a repetition would be of."""
         half = self.length // 2
         before = inputs["special_tokens_mask"][0].tolist().index(0)
-        given = {each: inputs[each] for each in ("input_ids", "attention_mask")}
+        tokens = {each: inputs[each] for each in ("input_ids", "attention_mask")}
 
         def take(place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             block = weights[..., before + half + 1 : before + 2 * half, before + 1 : before + half]
             return block.diagonal(0, -2, -1).mean(-1), block.diagonal(1, -2, -1).mean(-1), visible[0]
 
-        duplicate, induction, visible = (torch.stack(each) for each in zip(*self.observe(given, take), strict=True))
+        duplicate, induction, visible = (torch.stack(each) for each in zip(*self.observe(tokens, take), strict=True))
         self.visible = visible
         self._add_samples({f"duplicate{name}": duplicate, f"induction{name}": induction})
 
@@ -71,7 +117,7 @@ class HeadSums:
             sums = _by_distance(weights * pairs[:, None], self.reach)
             mean = sums / _by_distance(pairs[:, None].to(weights), self.reach)  # NaN at distances without a pair
             rests = (weights * special[:, None, None]).sum(-1)
-            if self.known.sinks[self.known.layers.index(self.layers[place])]:
+            if self.attending.sinks[self.attending.layers.index(self.layers[place])]:
                 rests += 1 - weights.sum(-1)
             sink = (rests * keys[:, None]).sum(-1) / keys.sum(1, keepdim=True)
             return mean, sink, weights[rows, :, query], visible[rows, query]
@@ -106,9 +152,9 @@ class HeadSums:
         if states and len({each.shape for each in states}) == 1 and states[0].shape[:2] == kept.shape:
             self.states.add(torch.stack(states), kept)
 
-    def _add_samples(self, found: Mapping[str, Tensor]) -> None:
+    def _add_samples(self, scores: Mapping[str, Tensor]) -> None:
         """Add the scores of samples, (layer, batch, head) each."""
-        for name, each in found.items():
+        for name, each in scores.items():
             self.per_sample.setdefault(name, []).append(each.transpose(0, 1).double())
 
     def offsets(self) -> dict[str, Tensor]:
@@ -119,9 +165,9 @@ class HeadSums:
     def correlations(self) -> dict[str, Tensor]:
         """Return how much attention stays in place, and how much follows the tokens, (layer, head) each."""
         across, one, other, size = self.products.unbind(1)
-        varies = one > (8 * torch.finfo(self.known.dtype).eps) ** 2 * size  # more than by rounding
-        found = torch.where(varies, across / (one * other).sqrt(), torch.nan)
-        return dict(zip(("positional", "symbolic"), found, strict=True))
+        varies = one > (8 * torch.finfo(self.attending.dtype).eps) ** 2 * size  # more than by rounding
+        correlations = torch.where(varies, across / (one * other).sqrt(), torch.nan)
+        return dict(zip(("positional", "symbolic"), correlations, strict=True))
 
 
 def random_tokens(
@@ -132,12 +178,12 @@ def random_tokens(
     model.check_length(length, len(before) + len(after))
     size = model.vocabulary if tokenizer is None else min(model.vocabulary, len(tokenizer))
     special = [*special_ids(model, tokenizer), *([] if model.padding is None else [model.padding])]
-    known, half = np.setdiff1d(np.arange(size), special), length // 2
-    if len(known) < length:
-        advice = f"the vocabulary has {len(known)}; ask for length={len(known)} or less"
+    ordinary, half = np.setdiff1d(np.arange(size), special), length // 2
+    if len(ordinary) < length:
+        advice = f"the vocabulary has {len(ordinary)}; ask for length={len(ordinary)} or less"
         raise ValueError(f"length={length} needs as many different tokens, and {advice}")
     generator = np.random.default_rng(seed)
-    plain = np.stack([generator.choice(known, length, replace=False) for _ in range(sequences)])
+    plain = np.stack([generator.choice(ordinary, length, replace=False) for _ in range(sequences)])
     repeated = np.concatenate([plain[:, :half], plain[:, :half], plain[:, 2 * half :]], 1)
     special_mask = torch.tensor([1] * len(before) + [0] * length + [1] * len(after)).expand(sequences, -1)
 

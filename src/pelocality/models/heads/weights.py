@@ -34,11 +34,11 @@ def weight_scores(model: SequenceModel) -> tuple[Tensor, str]:
                 except ValueError as error:
                     return torch.full((2, 0, 0), torch.nan), str(error)
                 once, twice = (_weights(family, module, model, scale) for scale in (_SCALE, 2 * _SCALE))
-            found = torch.stack([symmetry(*once), direction(*once)])
+            both = torch.stack([symmetry(*once), direction(*once)])
             if any((one - other).norm() > 0.1 * other.norm() for one, other in zip(once, twice, strict=True)):
-                found = torch.full_like(found, torch.nan)  # a norm of queries or keys, as in Qwen 3
+                both = torch.full_like(both, torch.nan)  # a norm of queries or keys, as in Qwen 3
                 reason = reason or f"queries and keys of layer {number} are not linear in what the layer reads"
-            scores.append(found)
+            scores.append(both)
     return torch.stack(scores, 1), reason
 
 
@@ -77,7 +77,7 @@ def _weights(family: Any, module: Any, model: SequenceModel, scale: float) -> tu
     """Return the weights of queries and keys without their biases, (head, d, d_head) each, float64 on the CPU."""
     weight = next(module.parameters())
     units = torch.eye(model.config.hidden_size, dtype=model.dtype, device=weight.device)[None]
-    given = family.project(module, scale * units)
-    without = family.project(module, torch.zeros_like(units))
-    pairs = zip(given, without, strict=True)
+    at_units = family.project(module, scale * units)
+    at_zero = family.project(module, torch.zeros_like(units))
+    pairs = zip(at_units, at_zero, strict=True)
     return tuple((one[0].cpu().double() - zero[0].cpu().double()) / scale for one, zero in pairs)

@@ -65,7 +65,7 @@ class TextBatches:
         for batch in tqdm(self.batches, desc="text", unit="batch", delay=3, disable=not self.progress):
             if self.model.content is not None:
                 if self._is_new([batch], texts=texts_of(batch)):
-                    yield self.model.moved(batch), None
+                    yield batch, None
                 continue
             inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
             if included.numel() == 0:
@@ -91,32 +91,30 @@ class TextBatches:
         ]
         return torch.tensor(new, device="cpu")
 
-    def _is_new(self, given: Any, texts: int = 1) -> bool:
+    def _is_new(self, inputs: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
-        found = blake2b(digest_size=16)
-        for part in bytes_of(given):
-            found.update(part)
-        new = found.digest() not in self._seen
-        self._seen.add(found.digest())
+        digest = blake2b(b"".join(bytes_of(inputs)), digest_size=16).digest()
+        new = digest not in self._seen
+        self._seen.add(digest)
         self.repeated += 0 if new else texts
         return new
 
 
-def bytes_of(given: Any) -> Iterator[bytes]:
+def bytes_of(inputs: Any) -> Iterator[bytes]:
     """Yield bytes that differ where inputs differ."""
-    if isinstance(given, Mapping):
-        for name in sorted(given, key=str):
+    if isinstance(inputs, Mapping):
+        for name in sorted(inputs, key=str):
             yield f"{name}:".encode()
-            yield from bytes_of(given[name])
-    elif isinstance(given, tuple | list):
-        for each in given:
+            yield from bytes_of(inputs[name])
+    elif isinstance(inputs, tuple | list):
+        for each in inputs:
             yield from bytes_of(each)
-    elif isinstance(given, Tensor | np.ndarray):
-        tensor = torch.as_tensor(given).detach().cpu().contiguous()
+    elif isinstance(inputs, Tensor | np.ndarray):
+        tensor = torch.as_tensor(inputs).detach().cpu().contiguous()
         yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
         yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
     else:
-        yield f"{given!r},".encode()
+        yield f"{inputs!r},".encode()
 
 
 def _of_one_length(inputs: dict[str, Tensor], included: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -138,48 +136,42 @@ def _read_batch(
         raise TypeError(f"texts must hold {wanted}, got {type(batch).__name__}")
     if len(batch["input_ids"]) == 0:
         return {}, torch.ones(0, 0, dtype=torch.bool)
-    others = ["attention_mask", "special_tokens_mask"]
+    masks = ["attention_mask", "special_tokens_mask"]
     if model.config is not None and model.reads("token_type_ids"):  # a tokenizer may return what a model does not read
-        others.append("token_type_ids")
-    given, real = token_batch(model, batch["input_ids"], **{name: batch.get(name) for name in others})
-    ids = given["input_ids"]
-    if not bool(real.any()):
-        raise ValueError("attention_mask hides all tokens of a batch; leave that batch out")
-    order = tokens_first(real)
-    special = given.pop("special_tokens_mask", None)
+        masks.append("token_type_ids")
+    inputs, real = token_batch(model, batch["input_ids"], **{name: batch.get(name) for name in masks})
+    ids, order = inputs["input_ids"], tokens_first(real)
+    special = inputs.pop("special_tokens_mask", None)
     if special_tokens:
         special = torch.zeros_like(ids)
     elif special is None:
         if tokenizer is None:
-            raise ValueError(
-                "special tokens cannot be identified; pass tokenizer=, tokenise with return_special_tokens_mask=True, "
-                "or include them with special_tokens=True"
-            )
+            advice = "pass tokenizer=, tokenise with return_special_tokens_mask=True, or pass special_tokens=True"
+            raise ValueError(f"special tokens cannot be identified; {advice}")
         special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
-    given |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
-    given |= {
+    inputs |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
+    inputs |= {
         name: _as_ids(name, value, model, torch.as_tensor(batch["input_ids"]).shape).to(ids.device)
         for name, value in batch.items()
-        if name not in given and name not in _READ_HERE and value is not None and model.reads(name)
+        if name not in inputs and name not in _READ_HERE and value is not None and model.reads(name)
     }
     rows = torch.arange(len(ids), device=ids.device)[:, None]
-    return {name: each[rows, order] for name, each in given.items()}, (real & ~special.bool()).gather(1, order).cpu()
+    return {name: each[rows, order] for name, each in inputs.items()}, (real & ~special.bool()).gather(1, order).cpu()
 
 
-def _as_ids(name: str, given: Any, model: SequenceModel, shape: torch.Size) -> Tensor:
+def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> Tensor:
     """Return another entry that the model reads, such as the languages of XLM, (batch, n, ...).
 
     Raises:
         ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
     """
     try:
-        tensor = torch.as_tensor(given)
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         tensor = torch.zeros(0)
     if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
-        wanted = f"integers of the shape of input_ids {tuple(shape)}"
-        taken = "its input_ids alone can be given" if model.config is None else f"only {wanted} can be given"
-        raise ValueError(f"texts hold {name}, which {model} reads, but {taken}; leave {name} out")
+        advice = "only integers of the shape of input_ids can be given, and to a transformers model; leave it out"
+        raise ValueError(f"texts hold {name}, which {model} reads, but {advice}")
     return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])
 
 
@@ -193,19 +185,14 @@ def _positions(
     """
     if batch.get("position_ids") is None:
         return {}
-    given = token_tensor("position_ids", batch["position_ids"])
-    rows = given[0] if given.ndim == 3 else given[None] if given.ndim == 1 else given
-    if rows.ndim != 2 or rows.shape[1] != ids.shape[1] or len(rows) not in (1, len(ids)):
-        raise ValueError(f"position_ids must have the shape of input_ids {tuple(ids.shape)}, got {tuple(given.shape)}")
+    positions = token_tensor("position_ids", batch["position_ids"])
+    rows = positions[0] if positions.ndim == 3 else positions
     rows = rows.expand_as(ids).to(ids.device)
     steps = rows.gather(1, order).diff(dim=1)
     if bool(((steps != 1) & real.gather(1, order)[:, 1:]).any()):
-        raise ValueError(
-            "position_ids do not count up by one: rows of several texts cannot be read; give one text a row"
-        )
+        raise ValueError("position_ids must count up by one, as rows of several texts cannot be read; give one a row")
     if not model.reads("position_ids"):
         return {}
-    if model.config is None or not bool((given == rows.to(given.device)).all()):
-        why = "differ between their axes" if model.config is not None else f"are not given to {model}"
-        raise ValueError(f"position_ids {why}; leave them out")
+    if model.config is None or not bool((positions == rows.to(positions.device)).all()):
+        raise ValueError(f"position_ids differ between axes, or are not given to {model}; leave them out")
     return {"position_ids": rows}

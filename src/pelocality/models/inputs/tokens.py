@@ -13,28 +13,23 @@ from pelocality.models.inputs.words import special_ids_of
 from pelocality.models.sequence_model import SequenceModel
 
 
-def token_tensor(name: str, given: Any, ids: Tensor | None = None) -> Tensor:
+def token_tensor(name: str, values: Any, ids: Tensor | None = None) -> Tensor:
     """Return token ids, or token types or a mask of the shape of ``ids``, as integers; masks hold 0 and 1 in any type.
 
     Raises:
         TypeError: It does not hold integers.
         ValueError: Texts of different lengths, another shape than ``ids``, or a mask with other values.
     """
-    if isinstance(given, Mapping):
-        raise TypeError(f"{name} must be integers, got {type(given).__name__}; pass its '{name}'")
     try:
-        tensor = torch.as_tensor(given)
-    except ValueError as error:
-        raise ValueError(
-            f"{name} holds texts of different lengths; pad them: tokenizer(..., padding=True, return_tensors='pt')"
-        ) from error
-    except (TypeError, RuntimeError) as error:
-        raise TypeError(f"{name} must be integers, got {type(given).__name__}; run the tokenizer first") from error
-    if name.endswith("mask"):
-        if not bool(((tensor == 0) | (tensor == 1)).all()):
-            meaning = "special tokens and 0 for others" if name == "special_tokens_mask" else "tokens and 0 for padding"
-            raise ValueError(f"{name} must be 1 for {meaning}, got other values")
-    elif tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        advice = f"take ['{name}'] of what tokenizer(..., padding=True, return_tensors='pt') returns"
+        wrong = ValueError if isinstance(values, list | tuple) else TypeError  # lists of different lengths
+        raise wrong(f"{name} must be integers, (n,) or (batch, n), got {type(values).__name__}; {advice}") from error
+    is_mask = name.endswith("mask")
+    if is_mask and not bool(((tensor == 0) | (tensor == 1)).all()):
+        raise ValueError(f"{name} must hold 0 and 1, got other values")
+    if not is_mask and tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
         raise TypeError(f"{name} must be integers, got {tensor.dtype}; run the tokenizer first")
     if ids is not None and tensor.shape != ids.shape:
         raise ValueError(f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(tensor.shape)}")
@@ -57,30 +52,20 @@ def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[di
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:
         raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
-    padding = model.padding
     unmasked = "attention_mask" in others and others["attention_mask"] is None
-    if unmasked and padding is not None and bool((ids == padding).any()):
-        raise ValueError(
-            f"input_ids holds the padding id {padding} but there is no attention_mask; pass the tokenizer's, or ones "
-            "if every id is a token"
-        )
-    given = {"input_ids": ids}
-    given |= {name: token_tensor(name, other, ids) for name, other in others.items() if other is not None}
-    if "token_type_ids" in given:
-        _check_token_types(model, given["token_type_ids"])
+    if unmasked and model.padding is not None and bool((ids == model.padding).any()):
+        advice = "pass the tokenizer's attention_mask, or ones if every id is a token"
+        raise ValueError(f"input_ids holds the padding id {model.padding}; {advice}")
+    inputs = {name: token_tensor(name, each, ids) for name, each in others.items() if each is not None}
+    if "token_type_ids" in inputs:
+        types = getattr(model.config, "type_vocab_size", None)
+        unknown = types is not None and bool((inputs["token_type_ids"] >= max(types, 1)).any())
+        if unknown or not model.reads("token_type_ids"):
+            raise ValueError(f"{model} does not read these token_type_ids; leave them out")
     model.check_ids(ids)
-    inputs = {name: tensor.reshape(-1, ids.shape[-1]).to(model.device) for name, tensor in given.items()}
+    inputs = {"input_ids": ids} | inputs
+    inputs = {name: each.reshape(-1, ids.shape[-1]).to(model.device) for name, each in inputs.items()}
     return inputs, inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-
-
-def _check_token_types(model: SequenceModel, types: Tensor) -> None:
-    """Refuse token types of which the model has none, or fewer."""
-    name = type(model.module).__name__
-    if not model.reads("token_type_ids"):
-        raise ValueError(f"{name} reads no token_type_ids; leave them out")
-    known = getattr(model.config, "type_vocab_size", None)
-    if known is not None and bool(((types < 0) | (types > max(known - 1, 0))).any()):
-        raise ValueError(f"token_type_ids must be in 0..{max(known - 1, 0)} for {name}")
 
 
 def tokens_first(real: Tensor) -> Tensor:
@@ -110,13 +95,13 @@ def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, ba
 
     Raises:
         TypeError: One text or batch instead of several, or strings among other items.
-        ValueError: Strings without a tokenizer, or one that has no tokens, or more than the model can read.
+        ValueError: Strings without a tokenizer, or one that has no tokens.
     """
-    if isinstance(texts, str | Mapping):
-        kind = "text" if isinstance(texts, str) else "batch"
-        raise TypeError(f"texts must be a list of texts or of tokenised batches, got one {kind}; pass [{kind}]")
-    if not isinstance(texts, Iterable) or hasattr(texts, "columns"):
-        advice = "give one column, frame['text']" if hasattr(texts, "columns") else "texts come before the tokenizer"
+    single, table = isinstance(texts, str | Mapping), hasattr(texts, "columns")
+    if single or table or not isinstance(texts, Iterable):
+        advice = "texts come before the tokenizer"
+        if single or table:
+            advice = "put it into a list" if single else "give one column, frame['text']"
         raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}; {advice}")
     for number, (strings, items) in enumerate(groupby(texts, lambda item: isinstance(item, str))):
         if number:
@@ -131,15 +116,12 @@ def _tokenised(
     """Yield the inputs of as many texts at a time, (batch, n) each."""
     if tokenizer is None:
         raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
-    special, longest, numbered = special_ids_of(tokenizer), model.longest, enumerate(texts)
+    special, numbered = special_ids_of(tokenizer), enumerate(texts)
     while batch := list(islice(numbered, batch_size)):
         encoded = tokenizer([text for _, text in batch], padding=False, truncation=False, verbose=False)
         for (number, text), ids in zip(batch, encoded["input_ids"], strict=True):
             if special.issuperset(ids):
                 raise ValueError(f"texts[{number}], {brief(text)}, has no tokens but special ones; leave it out")
-            if longest and len(ids) > longest:
-                size = f"{len(ids)} tokens, the model can read {longest}"
-                raise ValueError(f"texts[{number}], {brief(text)}, has {size}; shorten or split it")
         inputs = padded(tokenizer, encoded["input_ids"])
         more = {} if model.config is None else encoded  # an own module reads the ids alone
         yield {

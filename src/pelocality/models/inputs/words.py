@@ -41,16 +41,15 @@ def constant_content(
     model: SequenceModel, length: int, words: int | Sequence[str | int], seed: int, surrounded: bool
 ) -> Probe:
     """Return samples of a model's own content."""
-    count("length", length)
-    check_words(words)
-    if not isinstance(words, int | np.integer) or surrounded:
-        given = "special_tokens and prefix are" if surrounded else f"words={words!r} is"
-        raise ValueError(f"{given} for models that read token ids; {model} reads what its inputs= gives: pass a number")
     first, content = count("seed", seed, 0), model.content
     assert content is not None
+    count("length", length)
+    if not isinstance(words, int | np.integer) or surrounded:
+        advice = "pass a number as words, without special_tokens and prefix"
+        raise ValueError(f"words are for models that read token ids; {model} reads what its inputs= gives: {advice}")
     return Probe(
-        inputs=lambda start, size: model.moved(content(first + start, length)),
-        names=tuple(f"sample {first + i}" for i in range(words)),
+        inputs=lambda start, size: content(first + start, length),
+        names=tuple(f"sample {first + i}" for i in range(count("words", words))),
     )
 
 
@@ -103,17 +102,11 @@ def choose_words(
         ids = drawn_words(model, tokenizer, words, seed)
     else:
         ids = [_token_id(tokenizer, word) for word in words]
-        repeated = [word for i, word in enumerate(words) if ids[i] in ids[:i]]
-        if repeated:
-            raise ValueError(
-                f"words holds {repeated[0]!r} more than once; give each word once, as intervals count words"
-            )
-        padding = _padding_without_position(model.module)
-        if padding in ids:
-            raise ValueError(
-                f"words contains {words[ids.index(padding)]!r}, the padding id, which {type(model.module).__name__} "
-                "counts no positions for: every token would have the same position; give other words"
-            )
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"words holds a word more than once, got {words!r}; intervals count words")
+        if (padding := _padding_without_position(model.module)) in ids:
+            name = type(model.module).__name__
+            raise ValueError(f"words holds the padding id {padding}, for which {name} counts no positions")
     model.check_ids(torch.tensor(ids, device="cpu"), "words")
     return tuple(ids), tuple(text.strip() for text in _texts(tokenizer, ids))
 
@@ -125,14 +118,12 @@ def _texts(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
 
 def check_words(words: Any) -> None:
     """Refuse all but a count or a sequence of strings and token ids; no model is needed."""
-    if isinstance(words, bool | str | bytes) or not isinstance(words, int | np.integer | Sequence):
-        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
     if isinstance(words, int | np.integer):
         count("words", words)
+    elif isinstance(words, str | bytes) or not isinstance(words, Sequence):
+        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
     elif not words:
         raise ValueError("words is empty; give at least one word, or a count to draw")
-    elif any(isinstance(word, bool) or not isinstance(word, str | int | np.integer) for word in words):
-        raise TypeError(f"words must hold strings or token ids, got {words!r}")
 
 
 def _padding_without_position(base: Any) -> int | None:
@@ -145,11 +136,9 @@ def special_ids(model: SequenceModel, tokenizer: Any = None) -> set[int]:
     """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all)."""
     if tokenizer is not None:
         return special_ids_of(tokenizer)
-    found: set[int] = set()
-    for key, value in model.config.to_dict().items() if model.config is not None else ():
-        if key.endswith("_token_id") and value is not None:
-            found.update(value if isinstance(value, list | tuple) else [value])
-    return found
+    settings = {} if model.config is None else model.config.to_dict()
+    named = [value for key, value in settings.items() if key.endswith("_token_id") and value is not None]
+    return {token for value in named for token in (value if isinstance(value, list | tuple) else [value])}
 
 
 def special_ids_of(tokenizer: Any) -> set[int]:
@@ -178,52 +167,43 @@ def _prefix_token(model: SequenceModel, tokenizer: Any, prefix: bool | str | int
     """Return the token to feed before the words; True is the beginning of a text.
 
     Raises:
-        TypeError: Something else, such as None.
+        TypeError: It is neither a word nor an id, such as None.
         ValueError: There is none, or a word is not one token.
     """
-    if not isinstance(prefix, bool | str | int | np.integer):
-        raise TypeError(f"prefix must be True, False, a word or a token id, got {prefix!r}")
-    given: Any = prefix
-    if prefix is True:
-        given = getattr(tokenizer, "bos_token_id", None)
-        given = getattr(model.config, "bos_token_id", None) if given is None else given
-        if given is None:
-            raise ValueError(
-                "prefix=True needs a beginning-of-text token, and there is none; give a word or a token id"
-            )
-    return _token_id(tokenizer, given, "prefix")
+    if prefix is not True:
+        return _token_id(tokenizer, prefix, "prefix")
+    beginning = [getattr(each, "bos_token_id", None) for each in (tokenizer, model.config)]
+    token: int | None = next((each for each in beginning if each is not None), None)
+    if token is None:
+        raise ValueError("prefix=True needs a beginning-of-text token, and there is none; give a word or a token id")
+    return token
 
 
 def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
     """Return the token id of a word that was given as text or as an id, in an argument of this name."""
-    if isinstance(word, int | np.integer):
+    if isinstance(word, int | np.integer) and not isinstance(word, bool):
         return int(word)
+    if not isinstance(word, str):
+        raise TypeError(f"{name} must be words or token ids, got {word!r}")
     if tokenizer is None:
         raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
-    pieces, unknown = _tokens_of(word, tokenizer), [tokenizer.unk_token_id]
-    if len(pieces) != 1 or pieces == unknown:
-        tokens = f"{len(pieces)} tokens {tokenizer.convert_ids_to_tokens(pieces)}"
-        raise ValueError(
-            f"{name} contains {word!r}, which is {'unknown' if pieces == unknown else tokens} to this tokenizer; "
-            "give words of one token, or token ids"
-        )
-    return pieces[0]
+    tokens = _tokens_of(word, tokenizer)
+    if len(tokens) != 1 or tokens == [tokenizer.unk_token_id]:
+        pieces = tokenizer.convert_ids_to_tokens(tokens)
+        raise ValueError(f"{name} must be single tokens or ids, but {word!r} is {pieces} to this tokenizer")
+    return tokens[0]
 
 
-def drawn_words(model: SequenceModel, tokenizer: Any, wanted: int, seed: int) -> list[int]:
+def drawn_words(model: SequenceModel, tokenizer: Any, number: int, seed: int) -> list[int]:
     """Return token ids of words, drawn without replacement, each id as likely as any other."""
-    size = model.vocabulary
-    known = size if tokenizer is None else min(size, len(tokenizer))
-    order = np.random.default_rng(count("seed", seed, least=0)).permutation(known)
+    size = model.vocabulary if tokenizer is None else min(model.vocabulary, len(tokenizer))
+    order = np.random.default_rng(count("seed", seed, least=0)).permutation(size)
     special = special_ids(model, tokenizer)
     words = (token for token in order.tolist() if token not in special)
-    drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), wanted))
-    if len(drawn) < wanted:
-        sizes = f" (the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size})" if tokenizer else ""
-        raise ValueError(
-            f"words={wanted} is more than the {len(drawn)} words in this vocabulary{sizes}; "
-            f"{f'ask for fewer (words={len(drawn)}), or ' if drawn else ''}give them as words=[...]"
-        )
+    drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), number))
+    if len(drawn) < number:
+        advice = "is it the model's tokenizer? Ask for fewer, or give them as words=[...]"
+        raise ValueError(f"words={number} is more than the {len(drawn)} words in this vocabulary; {advice}")
     return drawn
 
 

@@ -120,7 +120,7 @@ def rotary_bands(
     modules: list[Any] = family.attention_layers(base)
     with inference(base):
         if family.rotation(base, modules[0], 1) is None:
-            raise ValueError(f"{type(base).__name__} does not rotate queries and keys; use positional_logits")
+            raise ValueError(f"{model} does not rotate queries and keys; use positional_logits")
         chosen = requested_layers(layers, range(len(modules)), len(modules), "which have no rotations")
         device, angles = model.device, dict[int, Tensor]()
 
@@ -150,8 +150,8 @@ def rotary_bands(
             progress=progress,
         )
         tokens, number, sums = 0, 0, None
-        for found, included in by_layer(model, batches, chosen, take):
-            stacked = [torch.stack(each) for each in zip(*found, strict=True)]
+        for taken, included in by_layer(model, batches, chosen, take):
+            stacked = [torch.stack(each) for each in zip(*taken, strict=True)]
             sums = stacked if sums is None else [one + more for one, more in zip(sums, stacked, strict=True)]
             tokens, number = tokens + int(included.sum()), number + int(included.any(1).sum())
     assert sums is not None

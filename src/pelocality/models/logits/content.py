@@ -69,12 +69,13 @@ def mean_content(
             _check_constant(model, layer, both)
         return (both.sum(-2) / kept.sum(-1)[:, None, None].clamp(min=1)).to(device)
 
-    found = []  # each (2, sample, layer, head, d_head), with the tokens of each sample
-    for each, included in by_layer(model, batches, layers, means):
-        text = included.any(1)
-        found.append((torch.stack(each, 2)[:, text.to(device)], included.sum(1)[text].to(device)))
-    queries, keys = torch.cat([both for both, _ in found], 1)
-    return Content(queries, keys, torch.cat([tokens for _, tokens in found]))
+    both, tokens = [], []  # (2, sample, layer, head, d_head) and (sample,) each
+    for by_text, included in by_layer(model, batches, layers, means):
+        text = included.any(1).to(device)
+        both.append(torch.stack(by_text, 2)[:, text])
+        tokens.append(included.sum(1).to(device)[text])
+    queries, keys = torch.cat(both, 1)
+    return Content(queries, keys, torch.cat(tokens))
 
 
 def by_layer(
@@ -105,17 +106,15 @@ def by_layer(
         kept = real.to(both.device)
         return take(layer, both.masked_fill(~kept[:, None, :, None], 0.0), kept)  # padding may hold NaN
 
-    tokens = None
+    tokens = 0
     for inputs, included in batches:
         assert included is not None  # the model reads token ids
-        real, tokens = included, (tokens or 0) + int(included.sum())
-        with captured_inputs(model, take_requested) as found:
+        real, tokens = included, tokens + int(included.sum())
+        with captured_inputs(model, take_requested) as taken:
             model.run(inputs)
-        yield [found[layer] for layer in layers], included
-    if tokens is None:
-        raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+        yield [taken[layer] for layer in layers], included
     if not tokens:
-        raise ValueError("texts hold no token to average over; pass longer texts, or a smaller without_first")
+        raise ValueError("texts hold no token to average over (a generator can be read only once)")
 
 
 def batches_of(model: SequenceModel, texts: Iterable[Any], tokenizer: Any, **options: Any) -> TextBatches:
@@ -129,11 +128,8 @@ def _check_constant(model: SequenceModel, layer: int, states: Tensor) -> None:
     """Refuse queries and keys (..., n, d_head) of a repeated word that differ between positions."""
     spread = float((states - states[..., :1, :]).abs().max() / states.abs().max())
     if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
-        raise ValueError(
-            f"{type(model.module).__name__} does not keep the content of a repeated word constant over positions "
-            f"(layer {layer} differs by {spread:.2g}), so its logits have no closed form; pass texts, or use "
-            "positional_attention"
-        )
+        reason = f"a repeated word has other queries and keys at other positions (layer {layer}, by {spread:.2g})"
+        raise ValueError(f"the logits of {model} have no closed form: {reason}; pass texts")
 
 
 @dataclass(frozen=True, eq=False)

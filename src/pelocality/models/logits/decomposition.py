@@ -126,9 +126,7 @@ def decompose(
     family, base = known_logits(model), model.module
     inputs, real = token_batch(model, input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
     if not bool(real[:, 0].all()) or bool((runs_of_tokens(real) > 1).any()):
-        raise ValueError(
-            "attention_mask must mark tokens on the left and padding on the right; set padding_side='right'"
-        )
+        raise ValueError("attention_mask must have padding on the right alone; set tokenizer.padding_side='right'")
     single = torch.as_tensor(input_ids).ndim == 1
     sequences, n = real.shape
     model.check_length(n)
@@ -138,13 +136,9 @@ def decompose(
     modules: list[Any] = family.attention_layers(base)
     with inference(base), loaded(base, position_parts(model)):
         splits = [_split_of(model, module, layer) for layer, module in enumerate(modules)]
-        chosen = requested_layers(
-            layers,
-            [layer for layer, split in enumerate(splits) if split is not None],
-            len(splits),
-            f"in which {type(base).__name__} cannot be split into content and position: its positions are added to the "
-            "words before the first layer, and later layers read their sum; use layers=[0], or text_average",
-        )
+        available = [layer for layer, split in enumerate(splits) if split is not None]
+        reason = "which read a sum of words and positions that cannot be split; use layers=[0], or text_average"
+        chosen = requested_layers(layers, available, len(splits), reason)
         absolute = family.absolute(base)
         with _captured_table(absolute) as captured, captured_inputs(model) as hidden:
             model.run(inputs)

@@ -128,12 +128,12 @@ class PositionalLogits:
 
     def _measured(self, function: Callable[..., Tensor], content: Content) -> Tensor:
         """Return a metric of the attention of some of the texts or words, (layer, head)."""
-        found = []
+        values = []
         by_layer = _logits(self._by_distance, content, self.method)
         for logits, cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
             matrices = capped(toeplitz(logits, self.length)[None], [cap])[0]
-            found.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
-        return torch.stack(found)
+            values.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
+        return torch.stack(values)
 
     def __repr__(self) -> str:
         heads = (self.table if self.relative is None else self.relative).shape[1]  # type: ignore[union-attr]
@@ -231,8 +231,7 @@ def positional_logits(
     """
     model = SequenceModel.of(model)
     if model.has_positions:
-        advice = "pass the model itself, or measure its attention with positional_attention"
-        raise ValueError(f"positional_logits need tokens on a line, but {model} has other positions; {advice}")
+        raise ValueError(f"positional_logits need tokens on a line, but {model} has positions; pass the model itself")
     family, base = known_logits(model), model.module
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)
@@ -241,15 +240,10 @@ def positional_logits(
         content_terms = (family.rotation, family.relative_keys, family.relative_queries)
         with_content = any(term(base, modules[0], 1) is not None for term in content_terms)
         if not (table or biased or with_content):
-            raise ValueError(f"{type(base).__name__} has no known positional terms in its logits")
+            raise ValueError(f"{model} has no known positional terms in its logits")
         closed = range(1) if table and not biased else range(len(modules))
-        chosen = requested_layers(
-            layers,
-            closed,
-            len(modules),
-            f"in which {type(base).__name__} has no position-only logits: its positions are added to the words before "
-            "the first layer; use layers=[0], or positional_attention for the deeper ones",
-        )
+        reason = "which read a sum of words and positions; use layers=[0], or positional_attention"
+        chosen = requested_layers(layers, closed, len(modules), reason)
         method: Method = "exact"
         if with_content and not table:  # XLNet's bias is of no content
             method = "texts" if texts is not None else "exact" if biased else "words"

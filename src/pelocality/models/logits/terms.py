@@ -32,7 +32,6 @@ class Terms:
         return self.content + self.content_to_position + self.position_to_content + self.position
 
 
-_REPLACED = "attention modules of transformers were replaced by others in it"
 QueriesAndKeys = tuple[Tensor, Tensor]  # each (batch, head, n, d_head)
 
 
@@ -43,15 +42,12 @@ def known_logits(model: SequenceModel) -> KnownLogits:
         ValueError: The logits of the family are not known, an encoding is attached, or attention is not the softmax of
             the logits, with the reason.
     """
-    family, base = known_projections(model), model.module
+    family = known_projections(model)
     if any(not bias.is_rotation for bias in model.encodings):
-        raise ValueError(
-            f"{type(base).__name__} has an attached encoding, which is not part of the model's logits; measure "
-            "both with positional_attention, the encoding with its weights(length), or remove it with "
-            "attached(model).remove()"
-        )
+        advice = "measure both with positional_attention, or remove it with attached(model).remove()"
+        raise ValueError(f"{model} has an attached encoding, which is not part of the model's logits; {advice}")
     if any(bias.encoding.heads > 1 for bias in model.encodings):
-        raise ValueError(f"the heads of {type(base).__name__} have rotations of their own; use positional_attention")
+        raise ValueError(f"the heads of {model} have rotations of their own; use positional_attention")
     return family
 
 
@@ -61,30 +57,32 @@ def known_projections(model: SequenceModel) -> KnownLogits:
     Raises:
         ValueError: The logits of the family are not known, or attention is not their softmax, with the reason.
     """
-    family, base = model.family, model.module
+    family = model.family
     if not isinstance(family, KnownLogits):
-        kind = getattr(model.config, "model_type", "")
-        raise ValueError(f"model type '{kind}' is not supported; known: {', '.join(known_families())}")
-    if reason := family.why_not_measured(base):
-        raise ValueError(f"the attention of {type(base).__name__} is not a softmax of its logits: {reason}")
-    if reason := _replaced(model):
-        raise ValueError(f"the logits of {type(base).__name__} are not known: {reason}; use positional_attention")
+        raise ValueError(f"the logits of {model} are not known; known model types: {', '.join(known_families())}")
+    if reason := family.why_not_measured(model.module):
+        raise ValueError(f"the attention of {model} is not a softmax of its logits: {reason}")
+    if _are_replaced(model):
+        raise _error_of_replaced(model)
     return family
 
 
-def _replaced(model: SequenceModel) -> str | None:
-    """Return the reason why the attention modules may not be those of the family, or None.
+def _are_replaced(model: SequenceModel) -> bool:
+    """Return whether the attention modules may not be those of the family.
 
     Other libraries put modules of their own in their places (TransformerLens's bridge, for one).
     """
     blocks = blocks_of(model.module)
     layers = model.family.attention_layers(model.module)
     own = [each for each in layers if any(c.__module__.startswith("transformers.") for c in type(each).__mro__)]
-    inside = {module for each in own for module in (each, *each.modules())}
+    inside = {module for each in own for module in each.modules()}
     without = [block for block in blocks if inside.isdisjoint(block.modules())]
-    if own and not without and len(own) == len(layers) and blocks.keys().isdisjoint(own):
-        return None
-    return _REPLACED
+    return not own or bool(without) or len(own) < len(layers) or not blocks.keys().isdisjoint(own)
+
+
+def _error_of_replaced(model: SequenceModel) -> ValueError:
+    """Return the error for a model with other attention modules than those of its family."""
+    return ValueError(f"the logits of {model} are not known: its attention modules were replaced by others")
 
 
 def position_parts(model: SequenceModel) -> list[nn.Module]:
@@ -109,8 +107,7 @@ def captured_inputs(
     with hooked(layers, collect):
         yield collected
     if len(collected) != len(layers):  # modules that are held by others in their places, and not called
-        kind = type(model.module).__name__
-        raise ValueError(f"the logits of {kind} are not known: {_REPLACED}; use positional_attention")
+        raise _error_of_replaced(model)
 
 
 def queries_and_keys(model: SequenceModel, module: Any, hidden: Tensor) -> QueriesAndKeys:

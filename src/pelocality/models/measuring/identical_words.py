@@ -100,25 +100,25 @@ def positional_attention(
     flag("special_tokens", special_tokens)
     if batch_size is not None:
         count("batch_size", batch_size)
-    if model.content is None:
-        probe = repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
-    else:
+    if model.content is not None:
         probe = constant_content(model, length, words, seed, special_tokens or prefix is not False)
+    else:
+        probe = repeated_words(model, tokenizer, length, words, seed, special_tokens, prefix)
     places = model.positions_of(length)
     rank, processes = rank_and_size()
     with failing_together() as must_agree:
         must_agree += (probe.ids, probe.names, length, layers)
-        known = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
-        requested = known.requested(layers)
-        positions = slice(known.before + probe.before, known.before + probe.before + length)
-        of_one_word = known.heads * (known.added + probe.fed + length) ** 2 * known.dtype.itemsize
+        attending = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
+        requested = attending.requested(layers)
+        positions = slice(attending.before + probe.before, attending.before + probe.before + length)
+        of_one_word = attending.heads * (attending.added + probe.fed + length) ** 2 * attending.dtype.itemsize
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(probe.names) / processes)) if model.content is None else 1
-        sums = WordSums(requested, any(known.sinks), positions, len(probe.names), places)
+        sums = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
         starts = range(0, len(probe.names), size)[rank::processes]  # empty: the first word gives the shapes
         for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
             add = functools.partial(sums.add, start, model.content is not None)
-            observe_layers(model, known, requested, probe.inputs(start, size), add)
+            observe_layers(model, attending, requested, probe.inputs(start, size), add)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     sums.add_processes(counts=bool(starts))
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
@@ -138,6 +138,6 @@ def positional_attention(
         layers=requested,
         source=source,
         visible=None if bool(sums.visible.all()) else sums.visible,
-        other_layers=known.others,
+        other_layers=attending.others,
         positions=places,
     )

@@ -1,5 +1,6 @@
 """The influence of each position on the hidden states at each other: locality and symmetry without attention."""
 
+import functools
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,10 +52,10 @@ class Influence(SequenceModel):
     """The number of positions is checked."""
 
     def __init__(self, model: nn.Module | SequenceModel, directions: int = 2, seed: int = 0) -> None:
-        found = SequenceModel.of(model)
-        if isinstance(found, AttentionFunction):
+        model = SequenceModel.of(model)
+        if isinstance(model, AttentionFunction):
             raise TypeError("model must be a module, whose hidden states have derivatives, got an AttentionFunction")
-        vars(self).update(vars(found))
+        vars(self).update(vars(model))
         self.directions, self.seed = count("directions", directions), count("seed", seed, least=0)
         self._compared = False  # with finite differences
 
@@ -70,12 +71,12 @@ class Influence(SequenceModel):
         """
         try:
             with inference(self.module), self.observable(), _differentiable(self.module):
-                found = [self._layers(text, length) for text in _texts(inputs)]
+                by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise self.unprobed(_reason(error)) from error
-        for parts in zip(*found, strict=True):
+        for parts in zip(*by_text, strict=True):
             n = max(len(matrix) for _, matrix in parts)
             padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
             weights = torch.stack(padded)[:, None]
@@ -99,9 +100,7 @@ class Influence(SequenceModel):
         drawn = torch.randn(n, width, self.directions, generator=generator, dtype=torch.float64, device="cpu")
         directions = torch.linalg.qr(drawn).Q.to(states)  # (n, d, k): orthonormal at each position
 
-        def run(given: Tensor) -> tuple[Tensor, ...]:
-            return places.run(self, inputs, given)
-
+        run = functools.partial(places.run, self, inputs)
         derivative = _derivative(run, states)
 
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
@@ -111,7 +110,8 @@ class Influence(SequenceModel):
 
         if not self._compared and states.dtype in (torch.float32, torch.float64):
             tangent = directions[..., 0].reshape(states.shape)
-            self._compare(run, states, tangent, derivative(tangent)[-1])
+            _compare(run, states, tangent, derivative(tangent)[-1])
+            self._compared = True
         size = max(1, _AT_A_TIME // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
         every = torch.arange(n * self.directions, device=states.device)
@@ -120,29 +120,27 @@ class Influence(SequenceModel):
             tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
             tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
             rows.append(_mapped(squares, tangents))
-        found: list[tuple[Block | None, Tensor]] = []
+        layers: list[tuple[Block | None, Tensor]] = []
         for block, parts in zip(places.layers, zip(*rows, strict=True), strict=True):
             total = torch.cat(parts).reshape(-1, n, n).mean(0).T  # (query, key)
             mass = total.sum(-1, keepdim=True)
             if bool((mass == 0).any()):
-                where = f"the hidden states at position {int(mass.argmin())} of layer {len(found)}"
+                where = f"the hidden states at position {int(mass.argmin())} of layer {len(layers)}"
                 raise ValueError(f"{where} depend on no input embedding: a part of it has no derivative")
-            found.append((block, total / mass))
-        return found
+            layers.append((block, total / mass))
+        return layers
 
-    def _compare(self, run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
-        """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
-        offs = []
-        for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
-            ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
-            offs.append(largest_difference(change, (ahead - behind) / (2 * step)))
-        off = min(offs)
-        if not off <= _FAR:
-            raise ValueError(
-                f"its derivative is not that of finite differences (off by {off:.2g} of the largest): a part of it has "
-                "no derivative (rounding of quantised weights, detach), or is random"
-            )
-        self._compared = True
+
+def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
+    """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
+    differences = []
+    for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
+        ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
+        differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
+    off = min(differences)
+    if not off <= _FAR:
+        reason = "a part of it has no derivative (rounding of quantised weights, detach), or is random"
+        raise ValueError(f"its derivative is {off:.2g} of the largest off that of finite differences: {reason}")
 
 
 def influence(
@@ -253,43 +251,40 @@ class _Places:
         output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
 
         def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            given, states = _hidden((args, kwargs)), _hidden(result)
+            read, states = _hidden((args, kwargs)), _hidden(result)
             if module is model.module:
-                output.append((given, states))
-            if module in blocks and given is not None and states is not None and given.shape == states.shape:
-                ran.append((module, given))
+                output.append((read, states))
+            if module in blocks and read is not None and states is not None and read.shape == states.shape:
+                ran.append((module, read))
             if ids is None or states is None or states is not result:
                 return
-            read = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-            if module is embeddings or (embeddings is None and _same_ids(read, ids)):
+            first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+            if module is embeddings or (embeddings is None and _equal(first, ids)):
                 embedded.append((module, result))
 
         modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
         with hooked(modules, after=note, last=True):
             model.run(inputs)
         n = None if ids is None else ids.shape[1]
-        ran = [(block, given) for block, given in ran if n is None or n in (given.shape[-2], given.shape[0])]
+        ran = [(block, read) for block, read in ran if n is None or n in (read.shape[-2], read.shape[0])]
         lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
         ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
         outputs = tuple(dict.fromkeys(block for block, _ in ran)) or (model.module,)
-        reader, (given, returned) = outputs[0], (ran[0][1], ran[-1][1]) if ran else output[-1]
-        source, states = embedded[0] if embedded else (reader, given)
+        first, returned = (ran[0][1], ran[-1][1]) if ran else output[-1]
+        source, states = embedded[0] if embedded else (outputs[0], first)
         if states is None or returned is None:
             raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
         n = states.shape[-2] if n is None else n
-        if states.ndim != 3 or states.shape[:2] not in ((1, n), (n, 1)):
-            found = f"its first hidden states have shape {tuple(states.shape)}, not (1, {n}, d)"
-            raise ValueError(
-                f"{found} for one text of {n} positions; does it pad texts of this length, or read a grid?"
-            )
-        if n not in (returned.shape[-2], returned.shape[0]):
-            raise ValueError(f"its output has shape {tuple(returned.shape)} for {n} positions, not (batch, {n}, d)")
+        placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
+        if not placed or n not in (returned.shape[-2], returned.shape[0]):
+            shapes = f"shapes {tuple(states.shape)} and {tuple(returned.shape)}, not (1, {n}, d)"
+            raise ValueError(f"its hidden states have {shapes}; does it pad texts of this length, or read a grid?")
         numbers = tuple(blocks[block] for block, _ in ran) or (None,)
         return cls(source, not embedded, outputs, numbers, states.clone(memory_format=torch.contiguous_format), n)
 
     def run(self, model: SequenceModel, inputs: Any, states: Tensor) -> tuple[Tensor, ...]:
         """Return the hidden states of each layer for other embeddings."""
-        found: list[Any] = []
+        layers: list[Any] = []
         replaced: list[nn.Module] = []
 
         def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
@@ -303,7 +298,7 @@ class _Places:
             return tuple(states if each is read else each for each in args), swapped
 
         def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            found.append(_hidden(result))
+            layers.append(_hidden(result))
 
         before, after = (replace, None) if self.reads else (None, replace)
         with ExitStack() as stack:
@@ -312,7 +307,7 @@ class _Places:
             stack.enter_context(hooked([self.source], before, after, last=True))
             stack.enter_context(hooked(self.outputs, after=note, last=True))
             model.run(inputs)
-        return tuple(found)
+        return tuple(layers)
 
 
 def _equal(one: Any, other: Tensor) -> bool:
@@ -332,22 +327,20 @@ def _derivative(run: _Map, states: Tensor) -> _Map:
         return forward
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
+    except Exception as no_forward_mode:
         try:
             return _backward_twice(run, states)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            raise error from None
+        except Exception as error:
+            raise (error if isinstance(error, torch.OutOfMemoryError) else no_forward_mode) from None
 
 
 def _backward_twice(run: _Map, states: Tensor) -> _Map:
     """Return the derivative in a direction v as that of the gradient: J v = d(J^T u)/du v for any u, here 0."""
     with torch.enable_grad():
-        given = states.detach().requires_grad_()
-        layers = run(given)
+        states = states.detach().requires_grad_()
+        layers = run(states)
         weights = [torch.zeros_like(each, requires_grad=True) for each in layers]
-        (gradient,) = torch.autograd.grad(layers, given, weights, create_graph=True)
+        (gradient,) = torch.autograd.grad(layers, states, weights, create_graph=True)
 
     def derivative(tangent: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(gradient, weights, tangent, retain_graph=True)
@@ -356,17 +349,12 @@ def _backward_twice(run: _Map, states: Tensor) -> _Map:
     return derivative
 
 
-def _hidden(given: Any) -> Tensor | None:
+def _hidden(states: Any) -> Tensor | None:
     """Return the first tensor of floats with three axes or more in the arguments or the output of a module, or None."""
-    if isinstance(given, Tensor):
-        return given if given.is_floating_point() and given.ndim > 2 else None
-    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, tuple | list) else ()
-    return next((found for each in parts if (found := _hidden(each)) is not None), None)
-
-
-def _same_ids(read: Tensor | None, ids: Tensor) -> bool:
-    """Return whether a module read the token ids."""
-    return read is not None and not read.is_floating_point() and read.shape == ids.shape and torch.equal(read, ids)
+    if isinstance(states, Tensor):
+        return states if states.is_floating_point() and states.ndim > 2 else None
+    parts = states.values() if isinstance(states, Mapping) else states if isinstance(states, tuple | list) else ()
+    return next((first for each in parts if (first := _hidden(each)) is not None), None)
 
 
 def _by_position(states: Tensor, length: int) -> Tensor:
@@ -378,8 +366,8 @@ def _by_position(states: Tensor, length: int) -> Tensor:
 def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> tuple[Tensor, ...]:
     """Return what a function gives for each member of a batch, at once where its operations can be batched."""
     try:
-        found: tuple[Tensor, ...] = torch.vmap(function)(batch)
-        return found
+        together: tuple[Tensor, ...] = torch.vmap(function)(batch)
+        return together
     except torch.OutOfMemoryError:
         raise
     except Exception:  # operations without a batching rule raise errors of many types

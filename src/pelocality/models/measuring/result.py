@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -91,11 +91,12 @@ class AveragedAttention(DisplayMixin):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = []
         if self.other_layers:
-            kinds = ", ".join(f"{layer} {kind}" for layer, kind in self.other_layers.items())
-            notes.append(f"layers that are not measured: {kinds}")
+            others = ", ".join(f"{layer} {what}" for layer, what in self.other_layers.items())
+            notes.append(f"layers that are not measured: {others}")
         if self.positions is not None:
-            axes = "one coordinate" if self.positions.dimensions == 1 else f"{self.positions.dimensions} coordinates"
-            notes.append(f"distance is by positions of {axes}, not by the order of the tokens")
+            axes = self.positions.dimensions
+            coordinates = f"{axes} coordinate{'s' if axes > 1 else ''}"
+            notes.append(f"distance is by positions of {coordinates}, not by the order of the tokens")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if self.source.directions:
@@ -103,9 +104,8 @@ class AveragedAttention(DisplayMixin):
             share = f"{float(own.min()):.0%} to {float(own.max()):.0%} of it, by layer, is a position's own"
             notes.append(f"influence over depth: {share}, most of this through residual connections")
         if "learned_sink" in self.per_sample:
-            notes.append(
-                "learned sinks: rows are renormalised without them; names in _with_sink are of the rows as they are"
-            )
+            rows = "rows are renormalised without them; names in _with_sink are of the rows as they are"
+            notes.append(f"learned sinks: {rows}")
         return tuple(notes)
 
     if not TYPE_CHECKING:
@@ -127,14 +127,11 @@ class AveragedAttention(DisplayMixin):
             The lower and the upper end, each (layer, head); NaN for a single sample.
 
         Raises:
-            TypeError: A metric that is not a name.
             ValueError: An unknown metric or a confidence outside (0, 1).
         """
-        if not isinstance(metric, str):
-            raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}")
-        if metric not in self.per_sample:
-            known = ", ".join(self.per_sample) or "none: there are no numbers of each text, read metric_of_mean"
-            raise ValueError(f"metric must be one of {known}, got {metric!r}")
+        if not self.per_sample:
+            raise ValueError("there are no numbers of each text, and so no intervals; read metric_of_mean")
+        check_choice("metric", metric, self.per_sample)
         return interval_of(self.per_sample[metric], confidence)
 
     def to_frame(
@@ -167,19 +164,21 @@ class AveragedAttention(DisplayMixin):
         index: pd.Index[Any] = pd.Index(self.layers, name="layer")
         if by == "head":
             index = pd.MultiIndex.from_product([self.layers, range(heads)], names=["layer", "head"])
-        columns: dict[str, Any] = {}
+        columns: dict[str, Tensor] = {}
         chosen = self._shown() if metrics is None else [metrics] if isinstance(metrics, str) else metrics
         for name in chosen:
-            given = metrics[name] if isinstance(metrics, Mapping) else None
-            if given is None and name in self.per_sample:
+            function = metrics[name] if isinstance(metrics, Mapping) else None
+            if function is None and name in self.per_sample:
                 samples = self.per_sample[name]
-                samples = samples.mean(-1) if by == "layer" else samples
+                samples = samples.mean(-1, keepdim=True) if by == "layer" else samples
                 low, high = interval_of(samples, confidence)
                 columns |= {name: samples.mean(0), f"{name}_low": low, f"{name}_high": high}
-            of_mean = self._of_mean(name, given)
+            of_mean = self._of_mean(name, function)
             if of_mean is not None:
-                columns[f"{name}_of_mean"] = of_mean.mean(-1) if by == "layer" else of_mean
-        columns |= {name: each.mean(-1) if by == "layer" else each for name, each in self._more_columns().items()}
+                columns[f"{name}_of_mean"] = of_mean
+        columns |= self._more_columns()
+        if by == "layer":
+            columns = {name: each.mean(-1) for name, each in columns.items()}
         frame = pd.DataFrame({name: values.flatten().tolist() for name, values in columns.items()}, index)
         frame["visible_keys"] = [keys for keys in self.visible_keys for _ in range(len(frame) // len(self.layers))]
         return frame.reset_index()
@@ -201,26 +200,20 @@ class AveragedAttention(DisplayMixin):
         if function is None and name in self.per_sample:
             return None
         if function is None:
-            known = [*self.per_sample, "a metric of pelocality.metrics"]
-            close = nearest(name, [*self.per_sample, *dir(_metrics)])
-            raise ValueError(f"metrics must hold {', '.join(known)}, or map names to functions, got {name!r}{close}")
-        value, wanted = function(self), tuple(self.attention.shape[:2])
-        given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        if given != wanted:
-            raise ValueError(f"metrics must give one number per matrix, a tensor {wanted}, but {name} gives {given}")
+            names = [*self.per_sample, *dir(_metrics)]
+            advice = f"a function, a metric of pelocality.metrics, or one of {', '.join(self.per_sample)}"
+            raise ValueError(f"metrics holds {name!r}, which is not {advice}{nearest(name, names)}")
+        value = function(self)
+        if getattr(value, "shape", None) != self.attention.shape[:2]:
+            raise ValueError(f"metrics must give one number per matrix, (layer, head), which {name} does not")
         return value
 
     def save(self, path: str | Path) -> None:
         """Write the result to one safetensors file, with the provenance as JSON in its header.
 
         Args:
-            path: The file to write, by convention ending in ``.safetensors``.
-
-        Raises:
-            FileNotFoundError: The folder of ``path`` does not exist.
+            path: The file to write, in a folder that exists, by convention ending in ``.safetensors``.
         """
-        if not Path(path).parent.is_dir():
-            raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         tensors |= {f"per_sample.{name}": values for name, values in self.per_sample.items()}
         header = {
@@ -248,13 +241,11 @@ class AveragedAttention(DisplayMixin):
         Raises:
             FileNotFoundError: The file does not exist.
             ValueError: The file does not hold a saved result of this class.
+            SafetensorError: It is no safetensors file, or not a whole one.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(f"pelocality.{cls.__name__}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         if text is None:
             raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
         header = json.loads(text)
@@ -308,35 +299,33 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            notes.append(
-                "relative positions alone: every position holds the same hidden state in every layer, so each layer "
-                "shows only the positions it adds itself; measure with prefix=True, or text with text_average"
-            )
+            states = "every position holds the same hidden state in every layer"
+            advice = "measure with prefix=True, or text with text_average"
+            alone = f"{states}, so each layer shows only the positions it adds itself; {advice}"
+            notes.append(f"relative positions alone: {alone}")
             distance = self._distance_from_uniform()
-            if flat := [str(layer) for layer, far in zip(self.layers, distance, strict=True) if far < _UNIFORM]:
-                notes.append(
-                    f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(flat)}; their "
-                    "attention on text may differ"
-                )
-            if none := [str(layer) for layer, far in zip(self.layers, distance, strict=True) if far < _NO_POSITIONS]:
+            if flat := [str(layer) for layer, far in distance.items() if far < _UNIFORM]:
+                within = f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(flat)}"
+                notes.append(f"{within}; their attention on text may differ")
+            if none := [str(layer) for layer, far in distance.items() if far < _NO_POSITIONS]:
                 notes.append(f"layers that add no positions: {', '.join(none)}")
         return tuple(notes)
 
-    def _distance_from_uniform(self) -> list[float]:
-        """Return for each layer how far its least uniform head is from uniform, in total variation, from 0 to 1."""
+    def _distance_from_uniform(self) -> dict[int, float]:
+        """Return by layer how far its least uniform head is from uniform, in total variation, from 0 to 1."""
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible / visible.sum(-1, keepdim=True)
-        distances: list[float] = ((self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2).amax(-1).tolist()
-        return distances
+        far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # (layer, head)
+        return dict(zip(self.layers, far.amax(-1).tolist(), strict=True))
 
     def _samples(self) -> str:
-        number, kind = len(self.source.words), "word" if self.source.word_ids else "sample"
+        number, sample = len(self.source.words), "word" if self.source.word_ids else "sample"
         fed = "tokens of the model's own cropped" if "cut_share" in self.per_sample else "no special tokens"
         if self.source.special_tokens:
             fed = "special tokens fed and cropped"
         if self.source.prefix:
             fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
-        return f"mean over {number} {kind}{'s' if number != 1 else ''}, {fed}"
+        return f"mean over {number} {sample}{'s' if number != 1 else ''}, {fed}"
 
 
 def metric_of(name: str) -> Callable[..., Tensor] | None:

@@ -1,7 +1,6 @@
 """Attention over depth: the product of all layers up to each, with residual connections."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -66,23 +65,16 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
         >>> bool(last[0] > last[7] < last[-1])
         True
     """
-    given: Any = result
-    if not isinstance(given, AveragedAttention):
-        wanted = "a result of positional_attention or text_average"
-        raise TypeError(f"result must be {wanted}, got {type(given).__name__}")
+    if not isinstance(result, AveragedAttention):
+        raise TypeError(f"result must be of positional_attention or text_average, got {type(result).__name__}")
     share = number("residual", residual)
     if not 0 <= share <= 1:
         raise ValueError(f"residual must be between 0 and 1, such as 0.5, got {residual}")
     if result.source.directions or result.source.residual is not None:
         raise ValueError("result is over depth already: an influence or a rollout; give the attention of all layers")
-    missing = sorted({*range(result.layers[-1] + 1)} - {*result.layers} | {*result.other_layers})
-    if missing or list(result.layers) != sorted(result.layers):
-        kinds = {result.other_layers.get(layer, "not measured") for layer in missing}
-        lacks = f"it lacks layers {', '.join(map(str, missing))} ({', '.join(sorted(kinds))})"
-        raise ValueError(
-            f"result must hold the attention of all layers, in their order, and {lacks if missing else 'has another'}; "
-            "measure without layers=, or a model of attention and other layers with influence"
-        )
+    if result.other_layers or list(result.layers) != list(range(len(result.layers))):
+        advice = "measure without layers=; if other layers do not attend, use influence"
+        raise ValueError(f"result must hold all layers from 0 on, in their order, got {list(result.layers)}; {advice}")
     mean = result.attention.mean(1)  # (layer, n, n)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     visible = mean > 0 if result.visible is None else result.visible.to(mean.device)

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pelocality import metrics
-from pelocality._distributed import gathered
 from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics.published import measurement
 from pelocality.positions import Positions
@@ -52,22 +50,4 @@ def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     values = row_statistics(weights.reshape(-1, *weights.shape[-2:])).pooled()
     return {
         f"{name}_with_sink": value.reshape(weights.shape[:2]) for name, value in zip(PUBLISHED, values, strict=True)
-    }
-
-
-def stacked(batches: dict[int, dict[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Return the values of all samples of all processes by name, each (sample, layer, head).
-
-    Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
-
-    Args:
-        batches: What this process measured, by the number of the batch and by layer, (batch, head) each.
-    """
-    found = dict(sorted(pair for part in gathered([batches]) for pair in part.items()))
-    whole = [[layers[place] for place in sorted(layers)] for layers in found.values()]
-    every = [values for layers in whole for values in layers]
-    return {
-        name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in whole])
-        for name in (every[0] if every else ())
-        if all(name in values for values in every)
     }

@@ -1,16 +1,15 @@
-"""One pass over tokenised text: sums of the attention over sentences, and the metrics of each."""
+"""Sums of attention over texts, and the metrics of each text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from pelocality._distributed import failing_together, gathered, rank_and_size, summed
-from pelocality.models.inputs.batches import TextBatches
+from pelocality._distributed import gathered, summed
 from pelocality.models.inputs.tokens import runs_of_tokens
-from pelocality.models.layers import AttentionLayers, Use, attention_layers, observe_layers
+from pelocality.models.layers import AttentionLayers
 from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics
-from pelocality.models.sequence_model import SequenceModel
+from pelocality.positions import Positions
 
 FEWEST = 3
 """Tokens of a text that has a symmetry."""
@@ -19,51 +18,33 @@ FEWEST = 3
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
-def text_sums(model: SequenceModel, batches: TextBatches, layers: Sequence[int] | None, length: int) -> "TextSums":
-    """Return the sums over the first ``length`` tokens of all texts, of the processes together.
-
-    Every process reads every batch, and runs the first one to find the layers that attend.
+class TextSums:
+    """Sums over texts of the deviations from uniform attention, for each layer, head and pair of positions.
 
     Args:
-        model: The model.
-        batches: Its texts.
-        layers: Layers to add, by their index in the model; None: all that have attention.
-        length: The largest m.
-
-    Raises:
-        TypeError: As for `TextBatches`.
-        ValueError: As for `TextBatches`, or no text.
+        attending: The layers of the model.
+        layers: The numbers of those that are added.
+        length: The number of first positions that are added.
+        without_first: Of a model without token ids, how many of its tokens are left out; None: ``add`` is told.
+        positions_of: From a number of tokens to their positions, None for a line.
     """
-    sums: TextSums | None = None
-    rank, size = rank_and_size()
-    with failing_together() as must_agree:
-        for number, (inputs, included) in enumerate(batches):
-            if sums is None:
-                known = attention_layers(model, inputs)
-                sums = TextSums(known.requested(layers), known.others, known.heads)
-            if number % size == rank:  # others are measured by other processes
-                included = None if included is None else included[:, :length]
-                first = known.before + batches.without_first
-                use = _reader(sums, model, known, number, included, slice(first, first + length))
-                observe_layers(model, known, sums.layers, inputs, use)
-        must_agree += batches.checksums
-        if sums is None:
-            raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-    sums.add_processes()
-    return sums
 
-
-class TextSums:
-    """Sums over sentences of the deviations from uniform attention, for each layer, head and pair of positions."""
-
-    def __init__(self, layers: tuple[int, ...], other_layers: Mapping[int, str], heads: int) -> None:
-        self.layers, self.other_layers, self.texts = layers, other_layers, 0
-        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # the metrics by batch and by layer
+    def __init__(
+        self,
+        attending: AttentionLayers,
+        layers: tuple[int, ...],
+        length: int,
+        without_first: int,
+        positions_of: Callable[[int], Positions | None],
+    ) -> None:
+        self.layers, self.sinks, self.positions_of = layers, any(attending.sinks), positions_of
+        self.most, self.first = length, attending.before + without_first
+        self.texts = 0
+        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
         # on the CPU, as not every accelerator has float64
-        self.total = torch.zeros(len(layers), heads, 0, 0, dtype=torch.float64, device="cpu")
+        self.total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
         self.squares = torch.zeros_like(self.total)
-        self.rounding = torch.zeros(len(layers), 1, 0, 0, dtype=torch.float64, device="cpu")
-        self.uniform = torch.zeros_like(self.rounding)
+        self.rounding, self.uniform = torch.zeros_like(self.total[:, :1]), torch.zeros_like(self.total[:, :1])
         self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64, device="cpu")
 
     @property
@@ -79,17 +60,50 @@ class TextSums:
 
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
-        more = max(0, length - self.length)
-        if more:
+        more = length - self.length
+        if more > 0:
             self._change(lambda sums: nn.functional.pad(sums, (0, more, 0, more)))
 
-    def add_processes(self) -> None:
-        """Add the sums and the number of texts of all other processes, up to the longest text of all."""
-        self._grow(max(gathered([self.length])))
-        self._change(summed)
-        self.texts = sum(gathered([self.texts]))
+    def add(self, number: int, included: Tensor | None, place: int, weights: Tensor, visible: Tensor) -> None:
+        """Add the attention to a batch of texts in one layer, and measure each text.
 
-    def add(self, layer: int, weights: Tensor, pairs: Tensor) -> Tensor:
+        Args:
+            number: The number of the batch.
+            included: Which of its tokens count, (batch, n); None for a model without token ids, of which those count
+                that attend to themselves.
+            place: The place of the layer among the added ones.
+            weights: (batch, head, n, n).
+            visible: The keys that each query sees, (batch, n, n).
+        """
+        if included is None:
+            own = visible.diagonal(dim1=-2, dim2=-1).cpu()
+            behind = torch.arange(own.shape[1], device="cpu") >= self.first
+            tokens = (own & behind)[:, : self.first + self.most]
+        else:
+            tokens = included[:, : self.most]
+        if bool((runs_of_tokens(tokens) > 1).any()):  # between which distances are not known
+            advice = "pass its parts one by one, or include them with special_tokens=True"
+            raise ValueError(f"a text has special tokens between its words; {advice}")
+        m = tokens.shape[1]
+        pairs = tokens[:, :, None] & tokens[:, None, :] & visible[:, :m, :m].cpu()
+        if place == 0:  # every layer reads the same texts
+            self.texts += int(tokens.any(1).sum())
+        attention = self._add_matrices(place, weights, pairs)
+        measured = tokens.sum(1) >= FEWEST
+        if not bool(measured.any()):
+            return
+        # positions are of the tokens that are measured, from the first one on
+        first, *_, last = tokens.any(0).nonzero().flatten().tolist()
+        positions = self.positions_of(last + 1 - first)
+        part = slice(0, None) if positions is None else slice(first, last + 1)
+        kept = tokens[measured]
+        values = sample_metrics(
+            attention[measured][..., part, part], pairs[measured][:, part, part], kept[:, part], positions
+        )
+        values |= self._shares(weights[measured.to(weights.device)], kept, on_line=positions is None)
+        self.per_text.setdefault(number, {})[place] = values
+
+    def _add_matrices(self, place: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.
 
         Returns:
@@ -97,21 +111,56 @@ class TextSums:
         """
         m = pairs.shape[-1]
         self._grow(m)
-        if layer == 0:  # every layer reads the same texts
-            self.texts += int(pairs.flatten(1).any(1).sum())
         included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
         mass = included.sum(-1, keepdim=True)
         keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
         uniform = pairs[:, None] / keys.clamp(min=1)
         # a row without weight on included keys (it underflowed) has deviation 0
         deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - uniform, 0.0)
-        self.total[layer, :, :m, :m] += deviation.sum(0)
-        self.squares[layer, :, :m, :m] += deviation.square().sum(0)
+        self.total[place, :, :m, :m] += deviation.sum(0)
+        self.squares[place, :, :m, :m] += deviation.square().sum(0)
         rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
-        self.rounding[layer, :, :m, :m] += rounding.square().sum(0)
-        self.uniform[layer, :, :m, :m] += uniform.sum(0)
-        self.counts[layer, :m, :m] += pairs.sum(0)
+        self.rounding[place, :, :m, :m] += rounding.square().sum(0)
+        self.uniform[place, :, :m, :m] += uniform.sum(0)
+        self.counts[place, :m, :m] += pairs.sum(0)
         return deviation + uniform
+
+    def _shares(self, weights: Tensor, tokens: Tensor, *, on_line: bool) -> dict[str, Tensor]:
+        """Return what the rows of included tokens give to tokens that are left out and to learned sinks, by head."""
+        m = tokens.shape[1]
+        rows = weights[..., :m, :].cpu().double()
+        queries = tokens[:, None] / tokens.sum(1)[:, None, None]
+        total = (rows.sum(-1) * queries).sum(-1)
+        kept = (rows[..., :m] * tokens[:, None, None]).sum(-1)
+        values = {"cut_share": total - (kept * queries).sum(-1)}
+        if self.sinks:
+            values["learned_sink"] = 1 - total
+        if self.sinks and on_line:
+            cropped = [row[None, :, each][..., each] for row, each in zip(rows[..., :m], tokens, strict=True)]
+            as_they_are = [metrics_with_sink(each) for each in cropped]
+            values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
+        return values
+
+    def add_processes(self) -> None:
+        """Add the sums and the texts of all other processes, up to the longest text of all."""
+        parts = gathered([(self.length, self.texts, self.per_text)])
+        self._grow(max(length for length, _, _ in parts))
+        self._change(summed)
+        self.texts = sum(texts for _, texts, _ in parts)
+        self.per_text = {number: layers for *_, batches in parts for number, layers in batches.items()}
+
+    def per_sample(self) -> dict[str, Tensor]:
+        """Return the metrics of all texts by name, each (text, layer, head).
+
+        Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
+        """
+        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
+        names = dict.fromkeys(name for layers in batches for values in layers for name in values)
+        return {
+            name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in batches])
+            for name in names
+            if all(name in values for layers in batches for values in layers)
+        }
 
     def share(self) -> Tensor:
         """Return the share (layer, head), NaN where no pair of positions is in two sentences."""
@@ -122,63 +171,3 @@ class TextSums:
         error = torch.where(enough, error, 0.0).sum((-2, -1))
         squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
         return torch.where(squares > rounding, 1 - error / squares, torch.nan)
-
-
-def _reader(
-    sums: TextSums, model: SequenceModel, known: AttentionLayers, number: int, included: Tensor | None, tokens: slice
-) -> Use:
-    """Return a function that adds a layer of a batch of texts, and measures each of them.
-
-    Args:
-        sums: What it adds to.
-        model: The model.
-        known: Its layers.
-        number: The number of the batch.
-        included: Which of its first m tokens are included, (batch, m); None for a model without token ids.
-        tokens: The tokens of such a model that are included if they attend to themselves.
-    """
-
-    def add(place: int, weights: Tensor, visible: Tensor) -> None:
-        if included is None:  # without the tokens that the model adds before
-            shown = visible.diagonal(dim1=-2, dim2=-1).cpu()
-            behind = torch.arange(shown.shape[1], device="cpu") >= tokens.start
-            chosen = (shown & behind)[:, : tokens.stop]
-        else:
-            chosen = included
-        m = chosen.shape[1]
-        pairs = chosen[:, :, None] & chosen[:, None, :] & visible[:, :m, :m].cpu()
-        attention = sums.add(place, weights, pairs)
-        if bool((runs_of_tokens(chosen) > 1).any()):  # between which distances are not known
-            advice = "pass its parts one by one, or include them with special_tokens=True"
-            raise ValueError(f"a text has special tokens between its words; {advice}")
-        measured = chosen.sum(1) >= FEWEST
-        if bool(measured.any()):
-            # positions are of the tokens that are measured, from the first one on
-            first, *_, last = chosen.any(0).nonzero().flatten().tolist()
-            positions = model.positions_of(last + 1 - first)
-            part = slice(0, None) if positions is None else slice(first, last + 1)
-            rows, kept = weights[measured.to(weights.device)], chosen[measured]
-            values = sample_metrics(
-                attention[measured][..., part, part], pairs[measured][:, part, part], kept[:, part], positions
-            )
-            values |= _shares(rows, kept, any(known.sinks), on_line=positions is None)
-            sums.per_text.setdefault(number, {})[place] = values
-
-    return add
-
-
-def _shares(weights: Tensor, included: Tensor, sinks: bool, *, on_line: bool) -> dict[str, Tensor]:
-    """Return what the rows of included tokens give to tokens that are left out and to learned sinks, (text, head)."""
-    m = included.shape[1]
-    rows = weights[..., :m, :].cpu().double()
-    queries = included[:, None] / included.sum(1)[:, None, None]
-    total = (rows.sum(-1) * queries).sum(-1)
-    kept = (rows[..., :m] * included[:, None, None]).sum(-1)
-    values = {"cut_share": total - (kept * queries).sum(-1)}
-    if sinks:
-        values["learned_sink"] = 1 - total
-    if sinks and on_line:
-        cropped = [row[None, :, tokens][..., tokens] for row, tokens in zip(rows[..., :m], included, strict=True)]
-        as_they_are = [metrics_with_sink(each) for each in cropped]
-        values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
-    return values

@@ -1,5 +1,6 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
+from pelocality._distributed import failing_together, rank_and_size
 from pelocality.models.inputs.batches import TextBatches
+from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
-from pelocality.models.measuring.samples import stacked
-from pelocality.models.measuring.text import FEWEST, text_sums
+from pelocality.models.measuring.text import FEWEST, TextSums
 from pelocality.models.sequence_model import SequenceModel
 
 _FEW = 10  # texts of which a head that ignores position has a share below -0.1
@@ -36,11 +38,10 @@ class TextAverage(AveragedAttention):
     @property
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
-        notes, advice = list(super().notes), "pass texts of one length, or length= of the shortest"
+        notes, n = list(super().notes), self.source.texts
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible[:, 1:, 0] / visible[:, 1:].sum(-1)
-        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1)  # (layer, head)
-        n = self.source.texts
+        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1).amax(-1)  # (layer,)
         if self.source.repeated:
             notes.append(f"{self.source.repeated} texts are equal to one of the {n} and do not count")
         if n == 1:
@@ -48,14 +49,15 @@ class TextAverage(AveragedAttention):
         elif n <= _FEW:
             average = f"a head that ignores position has a share of {-1 / (n - 1):.2f} on average"
             notes.append(f"of {n} texts, {average}: pass more")
-        if found := [str(layer) for layer, heads in zip(self.layers, sink, strict=True) if bool((heads > _SINK).any())]:
+        if layers := [str(layer) for layer, more in zip(self.layers, sink.tolist(), strict=True) if more > _SINK]:
             most = f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform attention gives it"
-            where = f"in layer{'s' if len(found) > 1 else ''} {', '.join(found)}"
+            where = f"in layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
             notes.append(f"the first token gets {most} {where}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
             more = f"numbers compare at equal n only, and length={self.length + 2 * cut} gives n = {self.length + cut}"
             notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out; {more}")
         if self._shortest < self.length:
+            advice = "pass texts of one length, or length= of the shortest"
             lengths = f"texts have {self._shortest} to {self.length} tokens, with which most metrics change"
             notes.append(f"{lengths}: read adjusted_locality, or {advice}")
             if not self.source.causal:
@@ -182,8 +184,21 @@ def text_average(
         batch_size=batch_size,
         progress=progress,
     )
-    sums = text_sums(model, batches, layers, length)
-    per_sample = stacked(sums.per_text)
+    sums: TextSums | None = None
+    rank, processes = rank_and_size()
+    with failing_together() as must_agree:
+        for number, (inputs, included) in enumerate(batches):  # every process reads every batch
+            if sums is None:
+                attending = attention_layers(model, inputs)
+                sums = TextSums(attending, attending.requested(layers), length, without_first, model.positions_of)
+            if number % processes == rank:
+                add = functools.partial(sums.add, number, included)
+                observe_layers(model, attending, sums.layers, inputs, add)
+        must_agree += batches.checksums
+        if sums is None:
+            raise ValueError("texts is empty; pass some text (a generator can be read only once)")
+    sums.add_processes()
+    share, per_sample = sums.share(), sums.per_sample()
     if not per_sample:
         chosen = f"length={length} and without_first={without_first}"
         raise ValueError(f"with {chosen} no text has {FEWEST} tokens to measure; change these or pass longer texts")
@@ -196,7 +211,6 @@ def text_average(
         raise ValueError(f"no text has a token to measure at position {gap}, between {first} and {last}; {advice}")
     mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
     visible = sums.counts[:, part, part] > 0
-    share = sums.share()
     source = provenance(
         model,
         visible,
@@ -211,7 +225,7 @@ def text_average(
         layers=sums.layers,
         source=source,
         visible=None if bool(visible.all()) else visible,
-        other_layers=sums.other_layers,
+        other_layers=attending.others,
         share=share,
         counts=counts[part],
         positions=model.positions_of(last + 1 - first),

@@ -39,21 +39,19 @@ class WordSums:
             weights, visible = weights.mean(0, keepdim=True), visible.any(0, keepdim=True)
         part = self.positions
         half = weights.dtype not in (torch.float32, torch.float64)
-        given = (weights.float() if half else weights)[..., part, :]
-        weights, visible = given[..., part], visible[:, part, part]
+        rows = (weights.float() if half else weights)[..., part, :]
+        weights, visible = rows[..., part], visible[:, part, part]
         if not self.attention.numel():
             self.attention = weights.new_zeros(len(self.layers), *weights.shape[1:])
             self.visible = visible.new_zeros(len(self.layers), *visible.shape[1:])
-        whole = given.shape == weights.shape
+        whole = rows.shape == weights.shape
         attention = weights
         if not whole or half or self.sinks:
-            total, mass = given.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
+            total, mass = rows.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
             keys = visible.sum(-1, keepdim=True)[:, None]
             if bool(((mass <= 0) & (keys == 0)).any()):
-                cut = (
-                    "has all its weight on tokens that are cut out, the prefix or special tokens; measure without them"
-                )
-                raise ValueError(f"in layer {self.layers[place]} a query {'sees no key' if whole else cut}")
+                reason = "sees no key, or only the prefix or special tokens, which are cut out; measure without them"
+                raise ValueError(f"in layer {self.layers[place]} a query {reason}")
             uniform = (visible[:, None] / keys).to(weights.dtype)
             attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
         values = sample_metrics(attention, visible, positions=self.places)

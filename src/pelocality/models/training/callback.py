@@ -18,7 +18,7 @@ from pelocality.models.families import family_of
 from pelocality.models.inputs.words import check_words
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
-from pelocality.models.measuring.samples import CAUSAL, PUBLISHED, causal_metrics
+from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
 from pelocality.models.sequence_model import Content, SequenceModel
 from pelocality.positions import Positions
 
@@ -68,8 +68,8 @@ class LocalityCallback(TrainerCallback):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``every``, ``length`` or ``words`` below 1, a negative seed, no words, an empty name, or an unknown
-            source. When training starts: a model that the source cannot measure, or two callbacks of one name.
+        ValueError: ``every``, ``length`` or ``words`` below 1, a negative seed, no words, or an unknown source. When
+            training starts: a model that the source cannot measure, or two callbacks of one name.
 
     Note:
         Reporters that the Trainer got as objects, and other names in ``report_to``, do not get the rows, because
@@ -118,7 +118,6 @@ class LocalityCallback(TrainerCallback):
         self.source, self.words, self.name, self.prefix = source, words, name, prefix
         self.inputs, self.vocabulary_size = inputs, vocabulary_size
         self.log_history: list[dict[str, Any]] = []
-        trajectory([], name=name)  # refuses an invalid name
 
     @property
     def table(self) -> pd.DataFrame:
@@ -159,11 +158,14 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; rename one of them")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
-            known = {"adjusted_locality": adjusted}
-            known |= {} if causal else vars(measurement(matrix, positions=positions))
-            for metric in causal_metrics(positions) if causal else BIDIRECTIONAL:
+            shown: tuple[str, ...] = CAUSAL if causal else BIDIRECTIONAL
+            if positions is not None and not positions.has_directions:
+                shown = tuple(name for name in shown if name not in ("past_locality", "direction_balance"))
+            measured = {"adjusted_locality": adjusted}
+            measured |= {} if causal else vars(measurement(matrix, positions=positions))
+            for metric in shown:
                 more = {} if metric == "sink_rate" else {"positions": positions}
-                values = known[metric] if metric in known else getattr(metrics, metric)(matrix, **more)
+                values = measured[metric] if metric in measured else getattr(metrics, metric)(matrix, **more)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
         state.log_history.append(logs | {"step": state.global_step})
         for reporter in self._reporters:
@@ -220,14 +222,14 @@ def _unused_copies(model: nn.Module) -> set[nn.Module]:
 
 def _in_causal_attention(model: nn.Module) -> set[nn.Module]:
     """Return all modules in the attention of causal transformers models: their mask hides the future of an encoding."""
-    found: set[nn.Module] = set()
+    inside: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             family = family_of(module)
             base = family.base(module)
             if (attentions := family.attention_modules(base)) and family.causal(base):
-                found |= {part for attention in attentions for part in attention.modules()}
-    return found
+                inside |= {part for attention in attentions for part in attention.modules()}
+    return inside
 
 
 def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -> pd.DataFrame:
@@ -242,22 +244,14 @@ def trajectory(log_history: list[dict[str, Any]], *, name: str = "pelocality") -
         the metrics for causal attention, another model the metrics for bidirectional attention. The table is empty if
         nothing was logged under that name.
 
-    Raises:
-        TypeError: A name that is not a string.
-        ValueError: An empty name.
-
     Examples:
         >>> trajectory([{"step": 0, "loss": 3.2}, {"step": 5, "pelocality/locality/layer_0": 0.25}])
            step  layer  locality
         0     5      0      0.25
     """
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, got {name!r}")
-    if not name:
-        raise ValueError("name must not be empty")
     pattern = re.compile(re.escape(name) + r"/(?P<metric>\w+)/layer_(?P<layer>\d+)")
-    found = [(entry["step"], pattern.fullmatch(key), value) for entry in log_history for key, value in entry.items()]
-    rows = [(step, int(match["layer"]), match["metric"], value) for step, match, value in found if match]
+    matches = [(entry["step"], pattern.fullmatch(key), value) for entry in log_history for key, value in entry.items()]
+    rows = [(step, int(match["layer"]), match["metric"], value) for step, match, value in matches if match]
     long = pd.DataFrame(rows, columns=["step", "layer", "metric", "value"])
     table = long.pivot(index=["step", "layer"], columns="metric", values="value")
     columns = [metric for metric in METRICS if metric in table]
@@ -292,5 +286,5 @@ def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         ...         names = super().get_decay_parameter_names(model)
         ...         return [name for name in names if name not in encoding_parameters(model)]
     """
-    found = {id(p) for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
-    return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in found}
+    of_encodings = {id(p) for module in model.modules() if isinstance(module, Encoding) for p in module.parameters()}
+    return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in of_encodings}

@@ -101,10 +101,10 @@ class DistillationTrainer(Trainer):
         rows: Any = self.eval_dataset
         size = self.args.per_device_eval_batch_size
         losses = _mean_losses(student, self.teacher, self.tokenizer, rows, size)
-        found = {f"eval_{name}": loss for name, loss in losses._asdict().items()}
-        self.log(found)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
-        return found
+        logs = {f"eval_{name}": loss for name, loss in losses._asdict().items()}
+        self.log(logs)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)
+        return logs
 
 
 def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: SequenceModel) -> list[list[int]]:
@@ -112,17 +112,17 @@ def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: SequenceM
     check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
-    given = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in given):
-        raise TypeError(f"texts must be strings, one per text, got {given[0] if given else texts!r}")
-    ids = tokenizer(given, add_special_tokens=False, verbose=False)["input_ids"] if given else []
+    strings = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in strings):
+        raise TypeError(f"texts must be strings, one per text, got {strings[0] if strings else texts!r}")
+    ids = tokenizer(strings, add_special_tokens=False, verbose=False)["input_ids"] if strings else []
     if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
-    found = [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
-    used = torch.tensor([padding_id(tokenizer), *set(chain.from_iterable(found))])
+    rows = [[*before, *text[start : start + room], *after] for text in ids for start in range(0, len(text), room)]
+    used = torch.tensor([padding_id(tokenizer), *set(chain.from_iterable(rows))])
     for model in models:
         model.check_ids(used, "the tokenizer's ids")
-    return found
+    return rows
 
 
 def _mean_losses(
@@ -140,14 +140,14 @@ def _losses(student: nn.Module, teacher: SequenceModel, inputs: dict[str, Tensor
     """Return 1 - cosine of the tokens, averaged, and of their means, for each piece: (batch, 2)."""
     with inference(teacher.module):
         there = {name: value.to(teacher.device) for name, value in inputs.items()}
-        wanted = teacher.module(**there, return_dict=True).last_hidden_state
+        theirs = teacher.module(**there, return_dict=True).last_hidden_state
     here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
-    found = student(**here, return_dict=True).last_hidden_state
-    if found.shape != wanted.shape:
-        sizes = f"{found.shape[-1]} and {wanted.shape[-1]}"
+    own = student(**here, return_dict=True).last_hidden_state
+    if own.shape != theirs.shape:
+        sizes = f"{own.shape[-1]} and {theirs.shape[-1]}"
         raise ValueError(f"model and reference must have hidden states of one size, got {sizes}")
-    found = found.to(torch.promote_types(found.dtype, torch.float32))  # in half precision a cosine is 0.001 off
-    wanted, counts = wanted.to(found), here["attention_mask"][..., None].to(found)
-    of_tokens = (1 - cosine_similarity(found, wanted, dim=-1)) * counts[..., 0]
-    of_means = cosine_similarity((found * counts).sum(1), (wanted * counts).sum(1), dim=-1)
+    own = own.to(torch.promote_types(own.dtype, torch.float32))  # in half precision a cosine is 0.001 off
+    theirs, counts = theirs.to(own), here["attention_mask"][..., None].to(own)
+    of_tokens = (1 - cosine_similarity(own, theirs, dim=-1)) * counts[..., 0]
+    of_means = cosine_similarity((own * counts).sum(1), (theirs * counts).sum(1), dim=-1)
     return torch.stack([of_tokens.sum(1) / counts.sum((1, 2)), 1 - of_means], -1)

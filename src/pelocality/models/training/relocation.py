@@ -97,7 +97,7 @@ def relocate(
         modes of the model, and the same weights are frozen.
 
     Raises:
-        TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts, a number or a folder.
+        TypeError: Something that is not a transformers model, a tokenizer, an encoding, texts or a number.
         ValueError: As for `attach`; a length beyond the model's positions, token ids beyond its vocabulary, too few
             texts, a model in float16, a learning rate that is not above 0 or with which the loss becomes NaN or
             infinite, or a folder that holds another relocation or checkpoints of another training.
@@ -182,10 +182,8 @@ def relocate(
 @contextmanager
 def _state_of_accelerate_kept() -> Iterator[None]:
     """Restore accelerate's settings of this process, such as its mixed precision, which a Trainer replaces."""
-    try:
-        from accelerate.state import AcceleratorState, GradientState, PartialState
-    except ImportError as error:
-        raise ImportError("transformers' Trainer needs accelerate: pip install accelerate") from error
+    from accelerate.state import AcceleratorState, GradientState, PartialState  # an extra, needed here alone
+
     states = [each._shared_state for each in (AcceleratorState, GradientState, PartialState)]
     before = [dict(state) for state in states]
     try:
@@ -256,11 +254,7 @@ def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
 
 def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
     """Record the settings in the folder, or check them; return its last complete checkpoint."""
-    if not isinstance(folder, str | Path):
-        raise TypeError(f"folder must be the path of a folder, or None for no checkpoints, got {folder!r}")
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"folder must be the path of a folder, or None for no checkpoints; {folder} is a file")
     record = folder / "relocation.json"
     if not record.exists():
         if any(folder.glob("checkpoint-*")):  # the Trainer would resume from these checkpoints, and delete them
@@ -269,11 +263,8 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
         written = record.with_suffix(".writing")
         written.write_text(json.dumps(settings, indent=1))
         written.replace(record)  # so that the file is never half written
-    try:
-        found = dict(json.loads(record.read_text()))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"folder has a damaged {record.name} ({error}); remove {folder} or choose another") from error
-    differing = [name for name in settings if found.get(name) != settings[name]]
+    recorded = json.loads(record.read_text())
+    differing = [name for name in settings if recorded.get(name) != settings[name]]
     if differing:
         raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_whole(path)]
@@ -282,13 +273,14 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
 
 def _digest(content: Any) -> str:
     """Return a short hash of the pieces, or of all numbers of a model."""
+    digest = hashlib.sha256()
     if isinstance(content, nn.Module):
-        found = hashlib.sha256()
         for name, tensor in sorted(content.state_dict().items()):
             numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # a scalar has no bytes to view
-            found.update(name.encode() + numbers.numpy().tobytes())
-        return found.hexdigest()[:16]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+            digest.update(name.encode() + numbers.numpy().tobytes())
+    else:
+        digest.update(json.dumps(content).encode())
+    return digest.hexdigest()[:16]
 
 
 def _is_whole(state: Path) -> bool:
