@@ -5,15 +5,10 @@ Queries and keys then differ between tokens by position alone, whatever the weig
 have done, and the long runs that a window of some thousand tokens needs cost no products.
 """
 
-<<<<<<< HEAD
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-=======
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
->>>>>>> w-audit
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,11 +20,7 @@ from transformers import GenerationConfig
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-<<<<<<< HEAD
-from pelocality.models.families import attached_biases
-=======
-from pelocality.models.families import SOURCE, Architecture, RotaryAngles, Window, family_named
->>>>>>> w-audit
+from pelocality.models.families import Architecture, RotaryAngles, Window, attached_biases, family_named
 from pelocality.models.layers import layer_numbers
 from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
 from pelocality.models.sequence_model import SequenceModel
@@ -235,16 +226,10 @@ def _without_angles(module: nn.Module, args: Any, kwargs: Any, output: Any) -> A
     if isinstance(output, Tensor) and output.is_complex():
         return torch.ones_like(output)
     pair = output if isinstance(output, tuple) and all(isinstance(each, Tensor) for each in output) else ()
-    # an attached encoding gives attention modules other angles
-    if len(pair) != 2 or pair[0].shape != pair[1].shape or hasattr(pair[0], SOURCE):
+    if len(pair) != 2 or pair[0].shape != pair[1].shape:
         return None
-<<<<<<< HEAD
-    cos, sin = output
-    squares = cos.float() ** 2 + sin.float() ** 2 if cos.shape == sin.shape else torch.arange(2.0)
-=======
     cos, sin = pair
     squares = cos.float() ** 2 + sin.float() ** 2
->>>>>>> w-audit
     if not bool((squares - squares.mean()).abs().max() < 0.02 * squares.mean()):
         return None  # queries and keys come in such pairs too
     return torch.ones_like(cos), torch.zeros_like(sin)
@@ -347,15 +332,11 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
-<<<<<<< HEAD
-    with ExitStack() as still, hooked(rotary, after=_identity, last=True):
-        for each in attached_biases(model.module):
-            if each.is_rotation:  # it takes the place of what these modules give
-                still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
-=======
     rotary = [each for each in model.module.modules() if _ROTARY.search(type(each).__name__)]
-    with hooked(rotary, after=_without_angles, last=True):
->>>>>>> w-audit
+    with ExitStack() as still, hooked(rotary, after=_without_angles, last=True):
+        for each in attached_biases(model.module):
+            if each.is_rotation:  # an attached rotation takes the place of what these modules return
+                still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
         unrotated = _run(model, {"input_ids": ids}).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks

@@ -11,11 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pelocality.models._calls import argument_names, hidden_argument
 from pelocality.models._weights import reads_tokens
-<<<<<<< HEAD
-=======
 from pelocality.models.families._declared import DeclaredPositions
-from pelocality.models.families._keys import Keys, cached_keys
->>>>>>> w-audit
 
 ATTACHED = "pelocality"
 """The name of an attached encoding among the submodules of an attention module, and so in a saved model's keys."""

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from pelocality._toeplitz import diagonals
-<<<<<<< HEAD
-=======
 from pelocality.encodings.alibi import published_slopes
 from pelocality.models.families._declared import head_size
-from pelocality.models.families._keys import Keys
->>>>>>> w-audit
 from pelocality.models.families._logits import KnownLogits
 from pelocality.models.families._record import Architecture
 
