@@ -277,11 +277,11 @@ class RotaryEncoding(ContentEncoding):
     def rotate(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return queries or keys (batch, heads, n, d), rotated by `angles` and of their own dtype."""
         self._check_size(states)
-        if len(cos) > 1:  # adjacent heads share their keys
-            size, rest = divmod(states.shape[-3], len(cos))
+        if (heads := cos.shape[-3]) > 1:  # adjacent heads share their keys
+            size, rest = divmod(states.shape[-3], heads)
             if rest:
-                raise ValueError(f"an encoding with {len(cos)} heads does not fit {states.shape[-3]} heads")
-            cos, sin = (each.repeat_interleave(size, 0) for each in (cos, sin))
+                raise ValueError(f"an encoding with {heads} heads does not fit {states.shape[-3]} heads")
+            cos, sin = (each.repeat_interleave(size, -3) for each in (cos, sin))
         x = states if self.dim == states.shape[-1] else states[..., : self.dim]
         real, imaginary = self._parts(x.to(torch.promote_types(states.dtype, cos.dtype)))
         parts = (real * cos - imaginary * sin, imaginary * cos + real * sin)

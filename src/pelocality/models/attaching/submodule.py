@@ -99,6 +99,7 @@ class Attached(nn.Module):
         self.positions_disabled, self.disabled = positions_disabled, tuple(disabled)
         self.implementation, self.is_rotation = implementation, is_rotation
         self.by_distance = _depends_on_distance_alone(encoding)
+        self.takes_position_ids = False  # whether its last call had position ids, and the encoding is a rotation
         self.replaced_angles: dict[int, Tensor] = {}
         self.key_size = 0  # dimensions of the keys of its last attention
         self.frozen: list[str] = []
@@ -182,6 +183,9 @@ class Attached(nn.Module):
         if self.record is not None:
             args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
             hidden = kwargs[hidden_argument(attention)]
+            ids = kwargs.get("position_ids")
+            if self.is_rotation and isinstance(ids, Tensor) and ids.ndim == 2:
+                self.takes_position_ids, mode.position_ids = True, ids
             kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
         with mode:
             output = forward(*args, **kwargs)
