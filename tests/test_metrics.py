@@ -31,10 +31,10 @@ SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 66, 97, 129, 130]
 
 @pytest.fixture
 def backend(request, monkeypatch):
-    """Run a test on the plain torch pass or the compiled one."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    monkeypatch.setattr(_row_pass, "HAS_NUMBA", request.param == "numba")
+    """Run a test on the formula in torch or on the compiled pass."""
+    if request.param == "torch":
+        monkeypatch.setattr(_row_pass, "_engine", lambda device: _row_pass._measure_in_blocks)
+        monkeypatch.setattr(_row_pass, "_BLOCK", 300)
     return request.param
 
 
@@ -345,14 +345,13 @@ def test_a_view_with_the_negative_bit_is_measured_as_its_numbers(name, backend):
 
 
 def test_numba_that_cannot_be_loaded_leaves_the_metrics_to_torch(monkeypatch, caplog):
-    monkeypatch.setattr(_row_pass, "HAS_NUMBA", True)
     monkeypatch.setitem(sys.modules, "pelocality.metrics._row_pass_numba", None)  # importing it raises an ImportError
-    _row_pass._numba_loads.cache_clear()
+    _row_pass._engine.cache_clear()
     try:
         assert locality(torch.eye(5)) == locality(torch.eye(5)[None])[0] == 1
         assert symmetry(torch.eye(5)) == 1
     finally:
-        _row_pass._numba_loads.cache_clear()
+        _row_pass._engine.cache_clear()
     assert caplog.text.count("numba cannot be used, metrics are computed in torch") == 1
 
 

@@ -7,7 +7,7 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, past_only
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._row_pass import RowStatistics, validated_statistics
+from pelocality.metrics._row_pass import RowStatistics, compare_pairs, validated_statistics
 from pelocality.metrics._tolerance import Tolerance
 from pelocality.positions import Positions
 
@@ -32,12 +32,7 @@ def _compare(weights: Tensor, positions: Positions, tolerance: Tolerance) -> tup
     here = torch.zeros_like(weights[..., : int(places.max()) + 1]).index_add(-1, places, weights)
     here = here / places.bincount()
     left, right = (torch.where(exists, here.gather(-1, side.expand(*here.shape[:-1], -1)), 0) for side in (left, right))
-    d = (left - right).abs()
-    low, high = torch.where(exists, d, torch.inf).amin(-1), d.amax(-1)
-    excess = torch.where(exists, d - low[..., None], 0).sum(-1)
-    smallest = torch.where(exists, torch.minimum(left, right), torch.inf).amin(-1)
-    irregularity = tolerance.irregularity(excess, high - low, torch.maximum(left, right).amax(-1), smallest)
-    return irregularity, d.sum(-1), (left + right).sum(-1)
+    return compare_pairs(left, right, exists, tolerance)
 
 
 def weights_by_position(matrices: Matrices) -> Tensor:

@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 from pelocality._checks import on_float64_device
 from pelocality.metrics._inputs import float_tensor
 from pelocality.metrics._ratio import masked_mean, ratio
-from pelocality.metrics._row_blocks import row_blocks, rows_needed
-from pelocality.metrics._row_pass import block_statistics, pool_sums
+from pelocality.metrics._row_pass import pool_sums, row_statistics
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
 from pelocality.metrics.distances import (
     Side,
@@ -31,8 +30,8 @@ from pelocality.metrics.structure import normalised_entropy
 # How far (in nats) the largest bias of a row may lie below the largest of all in float64.
 _RANGE = 600.0
 
-# How many numbers of several short heads are measured together.
-_PART = 2**18
+# How many numbers of several short heads are measured together, and how many rows of a table.
+_PART, _HEIGHT = 2**18, 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -277,9 +276,9 @@ def measure_absolute(
     sums = queries.new_zeros(len(by_head[0]), 4, dtype=torch.float64)
     with torch.no_grad():
         for q, k, total in zip(*by_head, sums, strict=True):
-            for _, first, stop in row_blocks(1, n, q.device):
-                block = softmax_weights(q[rows_needed(first, stop, n)], k)
-                statistics = block_statistics(block[None], first, stop, tolerance)
+            for first in range(0, n, _HEIGHT):
+                block = softmax_weights(q[first : first + _HEIGHT], k)
+                statistics = row_statistics(block[None], tolerance, first=first)
                 total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
     values = pool_sums(n, sums.unbind(-1))
     return Measurement(*(value.to(projected[0]).reshape(queries.shape[:-2]) for value in values))
