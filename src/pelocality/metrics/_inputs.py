@@ -82,11 +82,12 @@ Kernel = Callable[[Matrices], Tensor]
 def map_matrices(
     attention: Attention,
     kernel: Kernel,
-    *,
+    positions: PositionsLike | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
+    *,
     visible: Tensor | None = None,
-    positions: PositionsLike | None = None,
+    rows: bool = False,
     layout: Layout = "scalar",
     may_be_padded: bool = False,
     any_shape: bool = False,
@@ -97,13 +98,14 @@ def map_matrices(
         attention: (..., n, n), or a sequence of such tensors (one per layer).
         kernel: `Matrices` of (batch, n, n) -> (batch,), or what ``layout`` names. It checks the rows of the weights
             itself (see `validated_weights`).
+        positions: Where queries and keys lie. None: those of a result, or else tokens one after the other.
         mask: Which tokens count, see `token_spans`.
         without_first: How many of the first ones do not.
         visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
-        positions: Where queries and keys lie. None: those of a result, or else tokens one after the other.
-        layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
-            Entries of padding are NaN; a matrix starts at its first counting token.
+        rows: Whether the kernel returns a number for each query.
+        layout: What else the kernel returns for each matrix: one number, 2n - 1 (offsets) or (n, n) (matrix). Entries
+            of padding are NaN; a matrix starts at its first counting token.
         may_be_padded: Whether not to warn of what looks like padding without a mask.
         any_shape: Whether the kernel takes rectangles without positions.
 
@@ -116,11 +118,12 @@ def map_matrices(
     """
     if positions is None and hasattr(attention, "attention"):
         positions = getattr(attention, "positions", None)
-    options: dict[str, Any] = {"without_first": without_first, "layout": layout, "may_be_padded": may_be_padded}
-    options |= {"any_shape": any_shape, "positions": None if positions is None else Positions.of(positions)}
+    places = None if positions is None else Positions.of(positions)
+    options: dict[str, Any] = {"positions": places, "mask": mask, "without_first": without_first, "layout": layout}
+    options |= {"rows": flag("rows", rows), "may_be_padded": may_be_padded, "any_shape": any_shape}
     if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
-        return eager(attention, kernel, mask=mask, visible=visible, **options)
+        return eager(attention, kernel, visible=visible, **options)
     options["may_be_padded"] |= hasattr(attention, "attention")  # a result of this library has no padding
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
@@ -131,10 +134,9 @@ def map_matrices(
             several = ", ".join(map(str, shapes))
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
-        return torch.stack([map_matrices(each, kernel, mask=mask, visible=seen, **options) for each, seen in by_layer])
+        return torch.stack([map_matrices(each, kernel, visible=seen, **options) for each, seen in by_layer])
     given = float_tensor("attention", attention)
     weights = on_float64_device(given)
-    places: Positions | None = options["positions"]
     _check_shape(weights, places, any_shape)
     *leading, m, n = weights.shape
     if without_first and places is not None and places.sequence is not None and int(places.sequence.max()) > 0:
@@ -161,7 +163,7 @@ def map_matrices(
     if spans is None or not len(spans):
         values = _map_parts(matrices, kernel)
     else:
-        values = _map_spans(matrices, spans, kernel, layout)
+        values = _map_spans(matrices, spans, kernel, "rows" if rows else layout)
     return values.reshape((*leading, *values.shape[1:])).to(given.device)
 
 
@@ -181,11 +183,6 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
             "generate, say where queries and keys lie, positions=Positions(keys, queries); give logits by distance to "
             "measure_relative"
         )
-
-
-def layout_of(rows: bool) -> Layout:
-    """Return what a kernel returns for each matrix: n numbers or one."""
-    return "rows" if flag("rows", rows) else "scalar"
 
 
 def unwrap(attention: Attention) -> Any:

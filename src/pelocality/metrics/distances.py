@@ -22,7 +22,6 @@ from pelocality.metrics._inputs import (
     Attention,
     Matrices,
     PositionsLike,
-    layout_of,
     map_matrices,
     resolve_visible,
     warn_of_mixed,
@@ -92,7 +91,7 @@ def adjusted_locality(
         return excess_locality(value, uniform, support)
 
     seen = resolve_visible(attention, visible, causal)
-    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, visible=seen)
+    values = map_matrices(attention, kernel, positions, mask, without_first, visible=seen)
     warn_of_mixed(inferred)
     return values
 
@@ -175,9 +174,7 @@ def past_locality(
         values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def distance_profile(
@@ -215,9 +212,7 @@ def distance_profile(
     def kernel(matrices: Matrices) -> Tensor:
         return _in_precision(profile(matrices), matrices)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout="offsets"
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, layout="offsets")
 
 
 def profile_asymmetry(
@@ -256,9 +251,7 @@ def profile_asymmetry(
         past_and_future(matrices)  # refuses positions without directions
         return _in_precision(profile(matrices), matrices)
 
-    return asymmetry_of_profile(
-        map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, layout="offsets")
-    )
+    return asymmetry_of_profile(map_matrices(attention, kernel, positions, mask, without_first, layout="offsets"))
 
 
 def asymmetry_of_profile(profile: Tensor) -> Tensor:
@@ -309,9 +302,7 @@ def mean_distance(
         values = (weights_by_position(matrices) * distances(matrices).nan_to_num(posinf=0.0)).sum(-1)
         return values if rows else values.mean(-1)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def window(
@@ -356,9 +347,7 @@ def window(
         mass, radius = mass_by_ring(matrices, rows=rows)
         return _in_precision(radius[_narrowest(mass, share)], matrices)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def window_of_profile(profile: Tensor, share: float) -> Tensor:
@@ -433,7 +422,7 @@ def half_life(
         return _in_precision(_half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype), matrices)
 
     check_choice("side", side, ("both", "past", "future"))
-    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    return map_matrices(attention, kernel, positions, mask, without_first)
 
 
 def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:

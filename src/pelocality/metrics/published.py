@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics._by_position import row_sums
-from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, layout_of, map_matrices, warn_caller
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, warn_caller
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._tolerance import Tolerance
 
@@ -111,9 +111,7 @@ def locality(
         values = row_sums(matrices, pairs=False).locality
         return values if rows else values.mean(-1)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def symmetry(
@@ -181,9 +179,7 @@ def symmetry(
         one_sided.append(_is_one_sided(matrices, asymmetry))
         return sums.symmetry_of_rows() if rows else value
 
-    values = map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    values = map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
     if any(one_sided):
         warn_of_one_sided()
     return values
@@ -253,7 +249,7 @@ def measurement(
             one_sided.append(_is_one_sided(matrices, found[2]))
         return torch.stack(found, -1)
 
-    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    values = map_matrices(attention, kernel, positions, mask, without_first)
     if any(one_sided):
         warn_of_one_sided()
     return Measurement(*values.unbind(-1))

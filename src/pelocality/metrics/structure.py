@@ -10,7 +10,6 @@ from pelocality.metrics._inputs import (
     Attention,
     Matrices,
     PositionsLike,
-    layout_of,
     map_matrices,
     resolve_visible,
     validated_weights,
@@ -85,7 +84,7 @@ def toeplitz_share(
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
     seen = resolve_visible(attention, visible, causal)
-    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, visible=seen)
+    values = map_matrices(attention, kernel, positions, mask, without_first, visible=seen)
     warn_of_mixed(inferred)
     return values
 
@@ -142,7 +141,7 @@ def monotonicity(
             shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
         return torch.stack(shares, -1)
 
-    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    return map_matrices(attention, kernel, positions, mask, without_first)
 
 
 def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
@@ -225,16 +224,8 @@ def entropy(
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
-    values = map_matrices(
-        attention,
-        kernel,
-        positions=positions,
-        mask=mask,
-        without_first=without_first,
-        visible=resolve_visible(attention, visible, causal),
-        layout=layout_of(rows),
-        any_shape=True,
-    )
+    seen = resolve_visible(attention, visible, causal)
+    values = map_matrices(attention, kernel, positions, mask, without_first, visible=seen, rows=rows, any_shape=True)
     warn_of_mixed(inferred)
     return values
 
@@ -291,8 +282,7 @@ def sink_rate(
             return mass[:, own:].mean(-1)
         return torch.where(torch.arange(m, device=mass.device) < own, torch.nan, mass)
 
-    layout = layout_of(rows)
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout, any_shape=True)
+    return map_matrices(attention, kernel, None, mask, without_first, rows=rows, any_shape=True)
 
 
 def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
