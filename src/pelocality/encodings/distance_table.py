@@ -181,7 +181,7 @@ class DistanceTable(RelativeEncoding):
         values = by_distance.clamp(min=tiny).log() - by_itself.clamp(min=tiny).log()
         if causal is None and hasattr(attention, "visible") and attention.visible is None:
             causal = False
-        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal), []).all())
+        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal)).all())
         if causal:
             values = values[..., :n].flip(-1)  # distances from 0 on
         values = values - values.mean(-1, keepdim=True)

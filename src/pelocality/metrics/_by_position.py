@@ -112,7 +112,7 @@ def past_and_future(matrices: Matrices) -> tuple[Tensor, Tensor]:
     return offset < 0, offset > 0
 
 
-def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+def seen_keys(matrices: Matrices) -> Tensor:
     """Return which keys each query sees, boolean (batch, m, n): as given, or as `past_only` finds.
 
     Keys at an infinite distance are never seen.
@@ -124,7 +124,7 @@ def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -
     else:
         *_, m, n = weights.shape
         later = None if positions is None or positions.later is None else positions.later.to(weights.device)
-        causal_ones = past_only(weights, causal, inferred, later)
+        causal_ones = past_only(weights, matrices.causal, matrices.inferred, later)
         if positions is None and m == n:
             later = torch.ones(n, n, dtype=torch.bool, device=weights.device).triu(1)
         seen = torch.ones_like(weights, dtype=torch.bool)
@@ -133,11 +133,12 @@ def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -
     return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
 
 
-def visible_counts(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+def visible_counts(matrices: Matrices) -> Tensor:
     """Return the number of keys that each query sees, (batch, m), in float64; see `seen_keys`."""
     flat = matrices.weights
     *_, m, n = flat.shape
     if matrices.visible is not None or matrices.positions is not None or m != n:
-        return seen_keys(matrices, causal, inferred).sum(-1, dtype=torch.float64)
+        return seen_keys(matrices).sum(-1, dtype=torch.float64)
     position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
-    return torch.where(past_only(flat, causal, inferred)[:, None], position, float(n))
+    causal_ones = past_only(flat, matrices.causal, matrices.inferred)
+    return torch.where(causal_ones[:, None], position, float(n))

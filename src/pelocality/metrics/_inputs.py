@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pelocality._checks import check_unmasked, count, flag, on_float64_device
 from pelocality._transforms import transformed
-from pelocality.metrics._masks import Mask, Visible, as_tensor, expand_visible, token_spans, visible_by_layer
+from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows, precision_of
 from pelocality.positions import Positions
 
@@ -50,12 +50,16 @@ class Matrices(NamedTuple):
         visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
         dtype: That of the input, by whose rounding a row is judged; half precision for weights converted from it.
         positions: Where queries and keys lie; None on a line of tokens.
+        causal: Whether a query sees only its past, as the caller says; None: it is inferred.
+        inferred: Gets what is inferred, (batch,) of booleans for each call of a kernel.
     """
 
     weights: Tensor
     visible: Tensor | None
     dtype: torch.dtype
     positions: Positions | None = None
+    causal: bool | None = None
+    inferred: list[Tensor] | None = None
 
     def part(self, chosen: Tensor | slice) -> Self:
         """Return some of the matrices."""
@@ -200,20 +204,53 @@ def leading_shape(attention: Attention) -> tuple[int, ...]:
     return (len(given), *inner) if layers else inner
 
 
-def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
-    """Return visible, or else the ``.visible`` of a result (all keys, if that is None); None if causality decides."""
-    if causal is not None:
-        flag("causal", causal)
-    if visible is not None and causal is not None:
+def map_with_visible(
+    attention: Attention, kernel: Kernel, *tokens: Any, causal: bool | None, visible: Visible | None, **options: Any
+) -> Tensor:
+    """Apply a kernel that depends on which keys a query sees, as `map_matrices` does.
+
+    Args:
+        attention: As for `map_matrices`.
+        kernel: As for `map_matrices`; it may call `seen_keys` and `visible_counts`.
+        tokens: Positions, mask and without_first of `map_matrices`.
+        causal: Whether a query sees only its past; None: each matrix without weight above its diagonal is causal.
+        visible: Which keys each query sees; None: the ``.visible`` of a result (all keys, if that is None), otherwise
+            causality decides.
+        options: Further arguments of `map_matrices`.
+    """
+    if causal is not None and visible is not None:
         raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
     check_unmasked("visible", visible)
-    if visible is not None or causal is not None or not hasattr(attention, "visible"):
-        return None if visible is None else as_tensor("visible", visible)
-    carried = getattr(attention, "visible", None)
-    if carried is None:  # a result in which every query sees every key, though weights may be 0
-        return torch.ones(unwrap(attention).shape[-2:], dtype=torch.bool, device="cpu")
-    axes: int = unwrap(attention).ndim - carried.ndim
-    return as_tensor("visible", carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
+    inferred: list[Tensor] = []
+    if causal is not None:
+        flag("causal", causal)
+    elif visible is None and hasattr(attention, "visible"):
+        visible = _carried_visible(attention)
+    if visible is not None:
+        visible = visible if isinstance(visible, Tensor) else torch.as_tensor(visible, device="cpu")
+    values = map_matrices(
+        attention,
+        lambda matrices: kernel(matrices._replace(causal=causal, inferred=inferred)),
+        *tokens,
+        visible=visible,
+        **options,
+    )
+    causal_ones = torch.cat([torch.empty(0, dtype=torch.bool, device="cpu"), *(each.cpu() for each in inferred)])
+    if causal_ones.any() and not causal_ones.all():
+        warn_caller(
+            f"{int(causal_ones.sum())} of {len(causal_ones)} matrices have no weight above their diagonal and count as "
+            "causal, the others do not: weights may be too small for the dtype; give causal= or visible="
+        )
+    return values
+
+
+def _carried_visible(attention: Any) -> Tensor:
+    """Return the keys that each query of a result sees, in the axes of its attention."""
+    weights = unwrap(attention)
+    if attention.visible is None:  # every query sees every key, though weights may be 0
+        return torch.ones(weights.shape[-2:], dtype=torch.bool, device="cpu")
+    visible = torch.as_tensor(attention.visible)
+    return visible.reshape(*visible.shape[:-2], *[1] * (weights.ndim - visible.ndim), *visible.shape[-2:])
 
 
 def validated_weights(flat: Tensor) -> Tensor:
@@ -298,16 +335,6 @@ def _warn_of_padding(weights: Tensor) -> None:
                 f"no query of any head attends to the {'last' if end else 'first'} key, as if it were padding; leave "
                 "padding out with mask=attention_mask"
             )
-
-
-def warn_of_mixed(inferred: Sequence[Tensor]) -> None:
-    """Warn if only some matrices were inferred to be causal; each (batch,) of booleans."""
-    found = torch.cat([torch.empty(0, dtype=torch.bool, device="cpu"), *(each.cpu() for each in inferred)])
-    if found.any() and not found.all():
-        warn_caller(
-            f"{int(found.sum())} of {len(found)} matrices have no weight above their diagonal and count as causal, the "
-            "others do not: weights may be too small for the dtype; give causal= or visible="
-        )
 
 
 def warn_caller(message: str) -> None:

@@ -64,11 +64,8 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     check_unmasked("mask", mask)
-    try:
-        given = torch.as_tensor(mask, device="cpu").detach()
-        one, zero, hidden = given == 1, given == 0, given <= HIDDEN
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error
+    given = torch.as_tensor(mask, device="cpu").detach()
+    one, zero, hidden = given == 1, given == 0, given <= HIDDEN
     if given.is_floating_point() and given.numel() and bool(zero.all()):
         readings = "no token counts if it is of 0 and 1, every token if it is additive"
         raise ValueError(f"mask is 0 everywhere, which is ambiguous: {readings}; without padding, leave it out")
@@ -80,16 +77,6 @@ def token_flags(mask: Mask) -> Tensor:
     odd = given[invalid if bool(invalid.any()) else hidden]
     beside = " beside 1" if bool(one.any()) else ""
     raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {odd[0].item():g}{beside}")
-
-
-def as_tensor(name: str, given: Any) -> Tensor:
-    """Return a tensor as it is, and anything else as one on the CPU, whatever the default device."""
-    if isinstance(given, Tensor):
-        return given
-    try:
-        return torch.as_tensor(given, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array, got {type(given).__name__}: {error}") from error
 
 
 def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
@@ -135,13 +122,15 @@ def is_causal(flat: Tensor) -> Tensor:
     return causal
 
 
-def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor], later: Tensor | None = None) -> Tensor:
+def past_only(
+    flat: Tensor, causal: bool | None, inferred: list[Tensor] | None = None, later: Tensor | None = None
+) -> Tensor:
     """Return which matrices (batch, m, n) have no weight on later keys, (batch,).
 
     Args:
         flat: The matrices.
         causal: The answer, where it is known; None: it is inferred.
-        inferred: Gets what was inferred.
+        inferred: Gets what was inferred, if it is a list.
         later: Which keys are later, (m, n); None: those above the diagonal, and none of a rectangle.
 
     Raises:
@@ -156,10 +145,10 @@ def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor], later: 
     elif later is None:
         return flat.new_zeros(len(flat), dtype=torch.bool)
     if causal is None:
-        found = is_causal(flat.detach()) if later is None else (flat.detach() * later == 0).all(-1).all(-1)
-        if n > 1 and (later is None or bool(later.any())):  # a single position is neither
-            inferred.append(found)
-        return found
+        without_future = is_causal(flat.detach()) if later is None else (flat.detach() * later == 0).all(-1).all(-1)
+        if inferred is not None and n > 1 and (later is None or bool(later.any())):  # a single position is neither
+            inferred.append(without_future)
+        return without_future
     if later is not None and causal:
         check_hidden_keys(flat, ~later, "causal=True", "leave causal out")
     return flat.new_full(flat.shape[:1], causal).bool()

@@ -23,8 +23,7 @@ from pelocality.metrics._inputs import (
     Matrices,
     PositionsLike,
     map_matrices,
-    resolve_visible,
-    warn_of_mixed,
+    map_with_visible,
 )
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
@@ -83,17 +82,13 @@ def adjusted_locality(
         >>> adjusted_locality(torch.eye(512))
         tensor(1.)
     """
-    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         value = row_sums(matrices, pairs=False).locality
-        support, uniform = _uniform_locality(matrices, causal, inferred)
+        support, uniform = _uniform_locality(matrices)
         return excess_locality(value, uniform, support)
 
-    seen = resolve_visible(attention, visible, causal)
-    values = map_matrices(attention, kernel, positions, mask, without_first, visible=seen)
-    warn_of_mixed(inferred)
-    return values
+    return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 
 
 def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
@@ -104,14 +99,14 @@ def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
     return ratio(gained, most, torch.nan).to(value.dtype)
 
 
-def _uniform_locality(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _uniform_locality(matrices: Matrices) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
     weights = matrices.weights
     if matrices.positions is not None:
-        seen = seen_keys(matrices, causal, inferred).to(torch.float64)
+        seen = seen_keys(matrices).to(torch.float64)
         decay = torch.exp2(-matrices.positions.distance.to(weights.device))
         return seen.sum(-1), (seen * decay).sum(-1) / seen.sum(-1)
-    support = visible_counts(matrices, causal, inferred)
+    support = visible_counts(matrices)
     if matrices.visible is not None:
         return support, row_statistics(matrices.visible.to(torch.float64), pairs=False).locality / support
     n = weights.shape[-1]
@@ -427,7 +422,6 @@ def half_life(
 
 def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:
     """Return `half_life`, (...), of a `distance_profile` in float64 that was computed from weights of a dtype."""
-    check_choice("side", side, ("both", "past", "future"))
     past, future = sides_of(profile)
     k = torch.arange(1, past.shape[-1] + 1, device=profile.device, dtype=torch.float64)
     return _half_life({"both": (past + future) / 2, "past": past, "future": future}[side], k, dtype)

@@ -91,11 +91,8 @@ def project(
         raise ValueError("query and key come together: give both W_q and W_k, or neither")
     queries = keys = positions
     if query is not None:
-        queries, keys = (
-            _product(positions, _projection(name, given, positions)) for name, given in (("query", query), ("key", key))
-        )
-        if queries.shape != keys.shape:
-            raise ValueError(f"query and key must agree, they give {tuple(queries.shape)} and {tuple(keys.shape)}")
+        projections = (_finite(name, given).to(positions) for name, given in (("query", query), ("key", key)))
+        queries, keys = (_product(positions, matrix) for matrix in projections)
     check_choice("similarity", similarity, ("dot", "cosine"))
     if similarity == "cosine":
         queries, keys = torch.nn.functional.normalize(queries, dim=-1), torch.nn.functional.normalize(keys, dim=-1)
@@ -120,14 +117,6 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right
     with torch.autocast(device, enabled=False):
         return left @ right
-
-
-def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
-    matrix = _finite(name, given).to(positions)
-    if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1] or matrix.shape[-1] == 0:
-        wanted = f"([heads,] d, d_head) with d = {positions.shape[-1]}"
-        raise ValueError(f"{name} must be {wanted}, got shape {tuple(matrix.shape)}; a Linear's weight needs .T")
-    return matrix
 
 
 def _finite(name: str, given: Any) -> Tensor:
