@@ -405,10 +405,6 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
     """Return coordinates (n, d) as int64 or float64, and the rounding of their dtype at the largest of them."""
     check_unmasked(name, given)
-    if isinstance(given, Positions):
-        raise TypeError(f"{name} must be coordinates, got Positions, which are passed as they are")
-    if not hasattr(given, "detach") and np.asarray(given).dtype.kind in "mM":
-        raise TypeError(f"{name} must be numbers, got times; give seconds, (t - t[0]) / np.timedelta64(1, 's')")
     found = real_numbers(name, given)
     if found.dtype.kind == "b":
         raise TypeError(f"{name} must be coordinates, got booleans; a mask is given as mask=")

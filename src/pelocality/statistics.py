@@ -346,30 +346,24 @@ def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple
 
 
 def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
-    """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
+    """Return the number of each row's group, in the order in which they come."""
     check_unmasked("groups", groups)
+    numbers: dict[Any, int] = {}
     try:
-        rows = pd.Series([_as_key(each) for each in groups], dtype=object).to_numpy(copy=True)
-        missing = pd.isna(rows)
-        rows[missing] = [type(each) for each in rows[missing]]  # pandas takes None, NaN and NaT for one name
-        numbers, names = pd.factorize(rows)
+        return np.array([numbers.setdefault(_as_key(each), len(numbers)) for each in groups], np.intp)
     except TypeError as error:
         raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
-    try:
-        return names.argsort().argsort()[numbers]
-    except TypeError:  # such as 1 and "1"
-        return numbers
 
 
 def _as_key(name: Any) -> Any:
-    """Return a name with numbers for its tensors and arrays; two equal tensors would be two keys."""
+    """Return a name with numbers for its tensors and arrays, and the type of a missing one: both equal no other."""
     if isinstance(name, tuple):
         return tuple(_as_key(each) for each in name)
-    if not (hasattr(name, "detach") or isinstance(name, np.ndarray)):
-        return name
-    if math.prod(name.shape) != 1:
-        raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
-    return name.item()
+    if hasattr(name, "detach") or isinstance(name, np.ndarray):
+        if math.prod(name.shape) != 1:
+            raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
+        name = name.item()
+    return type(name) if name is pd.NA or name != name else name
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:

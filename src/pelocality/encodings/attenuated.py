@@ -34,6 +34,18 @@ def _named_in_words(init: Callable[_Arguments, None]) -> Callable[_Arguments, No
     return checked
 
 
+def _argument(name: str, doc: str) -> property:
+    """Return a property that reads an argument with one number per head, and assigns it."""
+
+    def read(encoding: "AttenuatedEncoding") -> Tensor:
+        return encoding._value(name).expand(encoding.heads)
+
+    def assign(encoding: "AttenuatedEncoding", value: PerHead) -> None:
+        encoding._assign(name, value)
+
+    return property(read, assign, doc=doc)
+
+
 class AttenuatedEncoding(RelativeEncoding):
     """Positional attention that decays with the square of distance, with adjustable locality and symmetry.
 
@@ -140,32 +152,9 @@ class AttenuatedEncoding(RelativeEncoding):
         else:
             self.register_buffer(f"fixed_{name}", self._constant(numbers))
 
-    @property
-    def decay(self) -> Tensor:
-        """The paper's w, (heads,); it can be assigned."""
-        return self._value("decay").expand(self.heads)
-
-    @decay.setter
-    def decay(self, value: PerHead) -> None:
-        self._assign("decay", value)
-
-    @property
-    def symmetry(self) -> Tensor:
-        """The paper's s, (heads,); it can be assigned."""
-        return self._value("symmetry").expand(self.heads)
-
-    @symmetry.setter
-    def symmetry(self, value: PerHead) -> None:
-        self._assign("symmetry", value)
-
-    @property
-    def scale(self) -> Tensor:
-        """The factor of the bias, (heads,); it can be assigned."""
-        return self._value("scale").expand(self.heads)
-
-    @scale.setter
-    def scale(self, value: PerHead) -> None:
-        self._assign("scale", value)
+    decay = _argument("decay", "The paper's w, (heads,); it can be assigned.")
+    symmetry = _argument("symmetry", "The paper's s, (heads,); it can be assigned.")
+    scale = _argument("scale", "The factor of the bias, (heads,); it can be assigned.")
 
     @property
     def is_toeplitz(self) -> bool:  # noqa: D102

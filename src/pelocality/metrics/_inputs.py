@@ -226,8 +226,8 @@ def map_with_visible(
         flag("causal", causal)
     elif visible is None and hasattr(attention, "visible"):
         visible = _carried_visible(attention)
-    if visible is not None:
-        visible = visible if isinstance(visible, Tensor) else torch.as_tensor(visible, device="cpu")
+    if not isinstance(visible, Tensor | None):
+        visible = torch.as_tensor(visible, device="cpu")
     values = map_matrices(
         attention,
         lambda matrices: kernel(matrices._replace(causal=causal, inferred=inferred)),
@@ -244,13 +244,14 @@ def map_with_visible(
     return values
 
 
-def _carried_visible(attention: Any) -> Tensor:
+def _carried_visible(attention: Any) -> Visible:
     """Return the keys that each query of a result sees, in the axes of its attention."""
     weights = unwrap(attention)
     if attention.visible is None:  # every query sees every key, though weights may be 0
         return torch.ones(weights.shape[-2:], dtype=torch.bool, device="cpu")
-    visible = torch.as_tensor(attention.visible)
-    return visible.reshape(*visible.shape[:-2], *[1] * (weights.ndim - visible.ndim), *visible.shape[-2:])
+    visible = attention.visible
+    shape = *visible.shape[:-2], *[1] * (weights.ndim - visible.ndim), *visible.shape[-2:]
+    return visible.reshape(shape)  # type: ignore[no-any-return]
 
 
 def validated_weights(flat: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) ->
     """
     batch, height, n = rows.shape
     flat, dtype = rows.reshape(batch * height, n), torch.promote_types(rows.dtype, torch.float32)
-    sums = torch.zeros(6 if pairs else 3, batch * height, dtype=dtype)
+    sums = torch.zeros(6 if pairs else 3, batch * height, dtype=dtype, device="cpu")
     out, integer = sums.numpy(), np.int64 if dtype == torch.float64 else np.int32
     reach = 64 if dtype == torch.float64 else 32  # beyond, 2^-|i-j| is below the precision's eps
     decay = np.exp2(-np.arange(reach + 1)).astype(out.dtype)

@@ -422,6 +422,7 @@ def half_life(
 
 def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:
     """Return `half_life`, (...), of a `distance_profile` in float64 that was computed from weights of a dtype."""
+    check_choice("side", side, ("both", "past", "future"))
     past, future = sides_of(profile)
     k = torch.arange(1, past.shape[-1] + 1, device=profile.device, dtype=torch.float64)
     return _half_life({"both": (past + future) / 2, "past": past, "future": future}[side], k, dtype)
