@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality._checks import check_unmasked, real_numbers
+from pelocality._checks import check_unmasked
 
 PerHead = float | Sequence[float] | Tensor
 
@@ -30,10 +29,14 @@ def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = T
             rounding to the dtype that encodings work in.
     """
     check_unmasked(name, value)
-    array = real_numbers(name, value)
-    if array.dtype.kind == "b":  # would be read as 1
-        raise TypeError(f"{name} must be a number, or one per head, got {value!r}")
-    numbers = torch.from_numpy(np.array(array, float))
+    elements = value if isinstance(value, Sequence) else [value]
+    kinds = [str(getattr(each, "dtype", type(each).__name__)) for each in elements]
+    try:
+        if any("bool" in kind or "complex" in kind for kind in kinds):  # read as 1, or by their real part
+            raise TypeError
+        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a number, or one per head, got {value!r}") from error
     heads = max(numbers.numel(), 1) if heads is None else heads
     if numbers.ndim > 1 or numbers.numel() not in (1, heads):
         raise ValueError(f"{name} must be a number, or one for each of {heads} heads, got {value!r}")

@@ -269,20 +269,20 @@ def float_tensor(name: str, given: Any) -> Tensor:
         # torch takes native numbers and strides of at least 0, and warns about read-only memory
         native = np.require(given, given.dtype.newbyteorder("="), ["C", "W"])
         return torch.from_numpy(native.copy() if min(native.strides, default=0) < 0 else native)
-    if isinstance(given, Tensor) and (given.is_nested or given.layout != torch.strided):
-        advice = "torch.nested.to_padded_tensor and mask=" if given.is_nested else f"{name}.to_dense()"
-        raise TypeError(f"{name} must be a dense tensor, got a nested or sparse one; use {advice}")
-    if isinstance(given, Tensor) and given.device.type == "meta":
-        raise TypeError(f"{name} must hold numbers, got a tensor on the meta device, which has none")
-    if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
-        return given.resolve_neg()
+    if isinstance(given, Tensor):
+        if given.is_nested or given.layout != torch.strided or given.is_meta:
+            advice = f"torch.nested.to_padded_tensor with mask=, or {name}.to_dense()"
+            raise TypeError(
+                f"{name} must be a dense tensor with numbers, got a nested, sparse or meta one; use {advice}"
+            )
+        if given.dtype in ROW_SUM_TOLERANCE:
+            return given.resolve_neg()
     if hasattr(given, "decoder_attentions"):
         halves = "output.encoder_attentions or output.decoder_attentions"
         raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
     if not isinstance(given, Tensor | np.ndarray):
         hint = _conversion_hint(name, given)
-        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {kind}{hint}")
+        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{hint}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
     if "complex" in str(given.dtype):  # a conversion would drop the imaginary part
         convert = f"abs({name}) or {name}.real"
@@ -293,8 +293,6 @@ def _conversion_hint(name: str, given: Any) -> str:
     """Return how to get a tensor or an array from what was given, after a semicolon; nothing where that is unknown."""
     if isinstance(given, str | os.PathLike):
         return "; read a file with np.load"
-    if isinstance(given, type):
-        return f"; make one with {given.__name__}(...)"
     if callable(getattr(given, "relative", None)):  # an encoding
         return f"; give its .{'relative' if name == 'bias' else 'weights'}(length)"
     if isinstance(given, nn.Linear):

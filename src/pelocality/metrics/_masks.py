@@ -73,18 +73,13 @@ def token_flags(mask: Mask) -> Tensor:
         return one
     if bool((hidden | zero).all()):
         return ~hidden
-    invalid = ~(one | zero | hidden)
-    odd = given[invalid if bool(invalid.any()) else hidden]
-    beside = " beside 1" if bool(one.any()) else ""
-    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {odd[0].item():g}{beside}")
+    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {given.unique()[:4].tolist()}")
 
 
 def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
     """Return visible for each layer of a sequence: its first axis, or all of it where the layers share it."""
     if visible is None or visible.ndim != getattr(layers[0], "ndim", 0) + 1:
         return [visible] * len(layers)
-    if visible.shape[0] not in (1, len(layers)):
-        raise ValueError(f"visible holds {visible.shape[0]} layers, the attention {len(layers)}")
     return visible.expand(len(layers), *visible.shape[1:])
 
 
@@ -101,10 +96,7 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
 
 
 def check_hidden_keys(
-    weights: Tensor,
-    seen: Tensor,
-    argument: str = "visible",
-    advice: str = "it is True where query i (row) sees key j",
+    weights: Tensor, seen: Tensor, argument: str = "visible", advice: str = "it is True where query i sees key j"
 ) -> None:
     """Raise ValueError if a query has weight on a key that it does not see, by this argument; both (batch, n, n)."""
     hidden = weights.detach().masked_fill(seen, 0).sum(-1)
