@@ -309,13 +309,6 @@ def test_half_precision_is_measured_in_float32():
         )
 
 
-def test_layers_in_a_tuple_share_their_positions():
-    layers, grid = tuple(random_attention(2, 12, 12, seed=s) for s in range(3)), Positions.grid(3, 4)
-    torch.testing.assert_close(
-        metrics.symmetry(layers, positions=grid), metrics.symmetry(torch.stack(layers), positions=grid)
-    )
-
-
 # ---- alignment
 
 
@@ -377,10 +370,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", BY_POSITION)
-@pytest.mark.parametrize(("positions", "words"), WRONG.values(), ids=WRONG)
-def test_positions_that_do_not_fit_are_refused(name, positions, words):
-    with pytest.raises(ValueError, match=words):
-        getattr(metrics, name)(random_attention(16, 16), positions=positions)
+def test_positions_that_do_not_fit_are_refused(name):
+    for positions, words in WRONG.values():
+        with pytest.raises(ValueError, match=words):
+            getattr(metrics, name)(random_attention(16, 16), positions=positions)
 
 
 @pytest.mark.parametrize("name", sorted(DIRECTED))
@@ -438,8 +431,7 @@ def test_positions_are_described_by_their_arguments():
     ("given", "words"),
     [
         ([True, False], "keys must be coordinates, got booleans; a mask is given as mask="),
-        (np.array(["2026-01-01"], "datetime64[s]"), "keys must be numbers, got times; give seconds"),
-        (Positions.grid(2, 2), "keys must be coordinates, got Positions"),
+        (np.array(["2026-01-01"], "datetime64[s]"), "keys must be real numbers"),
         (np.ma.masked_array([1, 2], [False, True]), "keys must not be a masked array"),
     ],
 )
