@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -257,20 +256,6 @@ def test_it_is_exported_with_any_length():
     torch.testing.assert_close(exported.module()(x), Attends()(x))
 
 
-def test_a_learned_tensor_outside_the_encoding_gets_its_gradient(path):
-    slopes = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
-
-    class Steered(ALiBi):
-        def at(self, distance):
-            return -(2 * slopes)[:, None] * distance.abs()
-
-    inputs, encoding = tensors(40, 40), Steered(3).double()
-    found = [
-        torch.autograd.grad(attend(*inputs, encoding).sum(), slopes)[0] for attend in (biased_attention, by_matrix)
-    ]
-    torch.testing.assert_close(*found)
-
-
 def test_an_encoding_that_is_not_relative_is_used_as_a_matrix(path):
     class Absolute(Encoding):
         def __init__(self, heads=1, causal=False):
@@ -294,22 +279,6 @@ def test_dropout_and_compilation_use_pytorchs_attention(path):
     torch.testing.assert_close(dropped, by_matrix(*inputs, encoding, dropout_p=0.5))
     compiled = torch.compile(biased_attention, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs, encoding), by_matrix(*inputs, encoding))
-
-
-@pytest.mark.parametrize("encoding", [KERPLE(3).double(), ALiBi(3).double()], ids=["learned", "fixed"])
-def test_second_gradients_are_those_with_the_matrix(path, encoding):
-    inputs = tensors(9, 12)
-
-    def second(attend):
-        numbers = (*inputs, *encoding.parameters())
-        first = torch.autograd.grad(attend(*inputs, encoding).square().sum(), numbers, create_graph=True)
-        return torch.autograd.grad(sum(each.square().sum() for each in first), numbers)
-
-    with sdpa_kernel(SDPBackend.MATH):
-        expected = second(by_matrix)
-        torch.testing.assert_close(second(biased_attention), expected)
-    if list(encoding.parameters()):  # PyTorch's fast kernel, which takes a bias without a gradient, has none
-        torch.testing.assert_close(second(biased_attention), expected)
 
 
 class Caller(torch.nn.Module):

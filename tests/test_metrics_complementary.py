@@ -107,17 +107,6 @@ def test_row_values_depend_on_their_rows_only(name):
     torch.testing.assert_close(metric(mixed, rows=True)[3:], metric(other, rows=True)[3:], equal_nan=True)
 
 
-@pytest.mark.parametrize("n", [2, 8, 64, 512])
-@pytest.mark.parametrize("causal", [False, True])
-def test_uniform_attention_has_no_locality_beyond_chance(n, causal):
-    assert metrics.adjusted_locality(uniform(n, causal)).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_adjusted_locality_is_one_for_the_identity_and_nan_for_a_single_token():
-    assert metrics.adjusted_locality(torch.eye(7)).item() == 1
-    assert math.isnan(metrics.adjusted_locality(torch.ones(1, 1)))
-
-
 @pytest.mark.filterwarnings("ignore:1 of 2 matrices have no weight above")
 def test_causality_is_detected_per_matrix_or_given():
     both = torch.stack([uniform(16), uniform(16, causal=True)])

@@ -454,13 +454,13 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     """
     flag("two_sided", two_sided)
     check_unmasked("differences", differences)
-    given = real_numbers("differences", differences)
-    if given.ndim != 2:
-        raise ValueError(f"differences must be (groups, tests), got shape {given.shape}; for one test, add [:, None]")
+    numbers = real_numbers("differences", differences)
+    if numbers.ndim != 2:
+        raise ValueError(f"differences must be (groups, tests), got shape {numbers.shape}; for one test, add [:, None]")
     with np.errstate(invalid="ignore"):  # NaN and infinity
-        sums = given.astype(np.int64)
-    if (sums != given).any():
-        raise ValueError(f"differences must be whole numbers, got {given[sums != given][0]}")
+        sums = numbers.astype(np.int64)
+    if (sums != numbers).any():
+        raise ValueError(f"differences must be whole numbers, got {numbers[sums != numbers][0]}")
     p = np.array([_sign_flip(column[column != 0], two_sided) for column in sums.T], float)
     above_zero: Floats = np.clip(p, np.finfo(float).tiny, 1)
     return above_zero

@@ -276,8 +276,8 @@ class AttenuatedEncoding(RelativeEncoding):
             per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
         )
         n = count("length", length, least=2)
-        found = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
-        decay, symmetry = zip(*found, strict=True)
+        solutions = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
+        decay, symmetry = zip(*solutions, strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,

@@ -284,9 +284,9 @@ class Encoding(Configurable, nn.Module, ABC):
         ]
         for name in (f"fixed_{argument}" for argument in self._per_head):
             # the buffer takes the shape of the state: one number for all heads, or one per head
-            here, given = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)
-            if here is not None and given in ((1,), (self.heads,)) and here.shape != given:
-                self._buffers[name] = here.new_empty(given)
+            here, saved_shape = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)
+            if here is not None and saved_shape in ((1,), (self.heads,)) and here.shape != saved_shape:
+                self._buffers[name] = here.new_empty(saved_shape)
         super()._load_from_state_dict(state_dict, prefix, *options)
         if self._like.is_meta and options[0].get("assign_to_params_buffers"):
             # `_like` is not in the state, and goes to the device of the tensors in the state

@@ -139,8 +139,8 @@ def map_matrices(
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
         return torch.stack([map_matrices(each, kernel, visible=seen, **options) for each, seen in by_layer])
-    given = float_tensor("attention", attention)
-    weights = on_float64_device(given)
+    tensor = float_tensor("attention", attention)
+    weights = on_float64_device(tensor)
     _check_shape(weights, places, any_shape)
     *leading, m, n = weights.shape
     if without_first and places is not None and places.sequence is not None and int(places.sequence.max()) > 0:
@@ -168,19 +168,21 @@ def map_matrices(
         values = _map_parts(matrices, kernel)
     else:
         values = _map_spans(matrices, spans, kernel, "rows" if rows else layout)
-    return values.reshape((*leading, *values.shape[1:])).to(given.device)
+    return values.reshape((*leading, *values.shape[1:])).to(tensor.device)
 
 
 def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) -> None:
     """Raise ValueError unless the matrices (..., m, n) fit the positions, or are square without any."""
     shape = tuple(weights.shape)
     if positions is not None:
-        wanted = tuple(positions.before + size for size in positions.shape)
-        if shape[-2:] != wanted:
+        expected = tuple(positions.before + size for size in positions.shape)
+        if shape[-2:] != expected:
             advice = "first tokens without a place are counted by before=, other queries are named by queries="
             if positions.dimensions == shape[-1]:
                 advice = "of a batch, measure one row at a time, positions[0]"
-            raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
+            raise ValueError(
+                f"positions are of {expected[0]} queries and {expected[1]} keys, got shape {shape}; {advice}"
+            )
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
         raise ValueError(
             f"attention must be square, (..., n, n) with n >= 1, got shape {shape}; for cross-attention or steps of "
@@ -198,10 +200,10 @@ def unwrap(attention: Attention) -> Any:
 
 def leading_shape(attention: Attention) -> tuple[int, ...]:
     """Return the axes of the attention before (query, key); a sequence of layers has one more."""
-    given = unwrap(attention)
-    layers = isinstance(given, list | tuple)
-    inner = tuple(getattr(unwrap(given[0]) if layers and given else given, "shape", ()))[:-2]
-    return (len(given), *inner) if layers else inner
+    weights = unwrap(attention)
+    layers = isinstance(weights, list | tuple)
+    inner = tuple(getattr(unwrap(weights[0]) if layers and weights else weights, "shape", ()))[:-2]
+    return (len(weights), *inner) if layers else inner
 
 
 def map_with_visible(
@@ -228,18 +230,16 @@ def map_with_visible(
         visible = _carried_visible(attention)
     if not isinstance(visible, Tensor | None):
         visible = torch.as_tensor(visible, device="cpu")
-    values = map_matrices(
-        attention,
-        lambda matrices: kernel(matrices._replace(causal=causal, inferred=inferred)),
-        *tokens,
-        visible=visible,
-        **options,
-    )
-    causal_ones = torch.cat([torch.empty(0, dtype=torch.bool, device="cpu"), *(each.cpu() for each in inferred)])
-    if causal_ones.any() and not causal_ones.all():
+
+    def informed(matrices: Matrices) -> Tensor:
+        return kernel(matrices._replace(causal=causal, inferred=inferred))
+
+    values = map_matrices(attention, informed, *tokens, visible=visible, **options)
+    is_causal = [one for each in inferred for one in each.tolist()]
+    if any(is_causal) and not all(is_causal):
         warn_caller(
-            f"{int(causal_ones.sum())} of {len(causal_ones)} matrices have no weight above their diagonal and count as "
-            "causal, the others do not: weights may be too small for the dtype; give causal= or visible="
+            f"{sum(is_causal)} of {len(is_causal)} matrices have no weight above their diagonal and count as causal, "
+            "the others do not: weights may be too small for the dtype; give causal= or visible="
         )
     return values
 

@@ -40,12 +40,12 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
     leading = tuple(flags.shape[:-1])
     fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
-        given = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
+        mismatch = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
         layouts = "mask[:, None] for (batch, layer, head, n, n), mask[None] for (layer, batch, head, n, n)"
         advice = f"give all axes before the heads or none: {layouts}"
         if flags.shape[-2:] == (n, n) and (flags.ndim > 2 or n not in batch_shape):
             advice = "it is for padding; for keys that a query does not see give visible= where the metric takes it"
-        raise ValueError(f"{given}; {advice}")
+        raise ValueError(f"{mismatch}; {advice}")
     position = torch.arange(n, device="cpu")
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)
@@ -64,16 +64,17 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     check_unmasked("mask", mask)
-    given = torch.as_tensor(mask, device="cpu").detach()
-    one, zero, hidden = given == 1, given == 0, given <= HIDDEN
-    if given.is_floating_point() and given.numel() and bool(zero.all()):
+    values = torch.as_tensor(mask, device="cpu").detach()
+    one, zero, hidden = values == 1, values == 0, values <= HIDDEN
+    if values.is_floating_point() and values.numel() and bool(zero.all()):
         readings = "no token counts if it is of 0 and 1, every token if it is additive"
         raise ValueError(f"mask is 0 everywhere, which is ambiguous: {readings}; without padding, leave it out")
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):
         return ~hidden
-    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {given.unique()[:4].tolist()}")
+    held = sorted(set(values.flatten().tolist()))
+    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {held[:4]}")
 
 
 def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
@@ -90,8 +91,10 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
     shape = tuple(matrices.shape)
     fits = visible.ndim == len(shape) and all(a in (1, b) for a, b in zip(visible.shape[:-2], shape[:-2], strict=True))
     if visible.shape[-2:] != shape[-2:] or (visible.ndim != 2 and not fits):
-        given = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
-        raise ValueError(f"{given}; give (n, n) or all axes: visible[:, None] of (layer, n, n) for (layer, head, n, n)")
+        mismatch = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
+        raise ValueError(
+            f"{mismatch}; give (n, n) or all axes: visible[:, None] of (layer, n, n) for (layer, head, n, n)"
+        )
     return visible.to(matrices.device).expand(shape)
 
 

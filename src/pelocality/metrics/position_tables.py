@@ -65,7 +65,7 @@ def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the weights, (..., m, n), of scaled queries (..., m, d_head) and keys (..., n, d_head)."""
     weights = _product(queries, keys.transpose(-1, -2)).softmax(-1)
     if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
-        raise ValueError(f"table gives similarities beyond the range of {queries.dtype}; raise the temperature")
+        raise ValueError(f"table has NaN, or similarities beyond the range of {queries.dtype}; raise the temperature")
     return weights
 
 
@@ -77,7 +77,7 @@ def project(
     temperature: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return scaled queries and keys, ([heads,] n, d_head), whose products are the logits of `position_weights`."""
-    positions = _finite("table", _rows_of_tokens(table))
+    positions = _in_float32("table", _rows_of_tokens(table))
     if positions.ndim != 2 or 0 in positions.shape:
         raise ValueError(f"table must be (n, d), one embedding per position, got shape {tuple(positions.shape)}")
     zeros = (positions == 0).all(-1)
@@ -91,7 +91,7 @@ def project(
         raise ValueError("query and key come together: give both W_q and W_k, or neither")
     queries = keys = positions
     if query is not None:
-        projections = (_finite(name, given).to(positions) for name, given in (("query", query), ("key", key)))
+        projections = (_in_float32(name, given).to(positions) for name, given in (("query", query), ("key", key)))
         queries, keys = (_product(positions, matrix) for matrix in projections)
     check_choice("similarity", similarity, ("dot", "cosine"))
     if similarity == "cosine":
@@ -119,8 +119,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right
 
 
-def _finite(name: str, given: Any) -> Tensor:
+def _in_float32(name: str, given: Any) -> Tensor:
+    """Return a tensor or an array in at least float32."""
     tensor = float_tensor(name, given)
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} contains NaN or infinity")
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

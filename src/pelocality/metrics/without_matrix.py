@@ -120,20 +120,20 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         >>> measure_relative(-0.5 * k.abs()).locality
         tensor(0.4581, dtype=torch.float64)
     """
-    given = float_tensor("bias", bias)
-    if given.ndim == 0 or given.shape[-1] % 2 == 0:
-        wanted = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(given.shape)}"
-        raise ValueError(f"{wanted}; an encoding gives them as relative(n), not as its n x n matrix")
-    if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
+    numbers = float_tensor("bias", bias)
+    if numbers.ndim == 0 or numbers.shape[-1] % 2 == 0:
+        expected = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(numbers.shape)}"
+        raise ValueError(f"{expected}; an encoding gives them as relative(n), not as its n x n matrix")
+    if bool(torch.isnan(numbers).any()) or bool((numbers == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
-    tolerance = Tolerance.for_dtype(given.dtype, rtol)
-    batch, distances = given.shape[:-1], given.shape[-1]
-    heads = on_float64_device(given).reshape(math.prod(batch), distances).to(torch.float64)
+    tolerance = Tolerance.for_dtype(numbers.dtype, rtol)
+    batch, distances = numbers.shape[:-1], numbers.shape[-1]
+    heads = on_float64_device(numbers).reshape(math.prod(batch), distances).to(torch.float64)
     # in the working memory of one long head, or of several short ones
     parts = [_measure_biases(part, tolerance) for part in torch.split(heads, max(1, _PART // distances))]
-    dtype = torch.promote_types(given.dtype, torch.float32)
-    fields = (torch.cat(values).to(given.device, dtype) for values in zip(*parts, strict=True))
-    masked = given == -torch.inf
+    dtype = torch.promote_types(numbers.dtype, torch.float32)
+    fields = (torch.cat(values).to(numbers.device, dtype) for values in zip(*parts, strict=True))
+    masked = numbers == -torch.inf
     past, future = masked[..., : distances // 2].all(-1), masked[..., distances // 2 + 1 :].all(-1)
     if distances > 3 and bool((past ^ future).any()):
         warn_of_one_sided()
