@@ -1,7 +1,5 @@
 """Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -65,7 +63,7 @@ def biased_attention(
     """
     encoding = getattr(encoding, "_orig_mod", encoding)  # the module inside torch.compile's wrapper
     if flag("enable_gqa", enable_gqa):
-        key, value = (_repeated(each, query) for each in (key, value))
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     _check(query, key, value, encoding, mask)
     if mask is None and dropout_p == 0:
         bias = _bias_by_distance(query, key, value, encoding)
@@ -73,14 +71,6 @@ def biased_attention(
             return _query_reversed(query, key, value, bias, scale)
     query, key, added = encoding.attention_inputs(query, key, mask=mask, scale=scale)
     return attend(query, key, value, added, dropout_p, scale)
-
-
-def _repeated(tensor: Any, query: Any) -> Any:
-    """Return keys or values with the heads of the query; as they are where they do not fit, which is refused later."""
-    if not isinstance(tensor, Tensor) or not isinstance(query, Tensor) or {tensor.ndim, query.ndim} != {4}:
-        return tensor
-    heads, groups = query.shape[1], tensor.shape[1]
-    return tensor.repeat_interleave(heads // groups, 1) if groups and heads % groups == 0 else tensor
 
 
 def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding) -> Tensor | None:

@@ -7,8 +7,8 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, past_only
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._row_pass import RowStatistics, compare_pairs, validated_statistics
-from pelocality.metrics._tolerance import Tolerance
+from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_statistics
+from pelocality.metrics._tolerance import Tolerance, check_rows
 from pelocality.positions import Positions
 
 
@@ -16,7 +16,9 @@ def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: b
     """Return the sums over every row of validated weights; ``pairs`` compares opposite keys."""
     positions = matrices.positions
     if positions is None:
-        return validated_statistics(matrices.weights, tolerance, pairs=pairs)
+        statistics = row_statistics(matrices.weights, tolerance, pairs=pairs)
+        check_rows(statistics.total, statistics.smallest, matrices.weights)
+        return statistics
     weights = weights_by_position(matrices)
     total = weights.sum(-1)
     locality = (weights * torch.exp2(-distances(matrices))).sum(-1)

@@ -117,7 +117,7 @@ def map_matrices(
         (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
 
     Raises:
-        TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
+        TypeError: The attention is not a float tensor, array or sequence of them.
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask or positions do not fit.
     """
     if positions is None and hasattr(attention, "attention"):
@@ -235,11 +235,11 @@ def map_with_visible(
         return kernel(matrices._replace(causal=causal, inferred=inferred))
 
     values = map_matrices(attention, informed, *tokens, visible=visible, **options)
-    is_causal = [one for each in inferred for one in each.tolist()]
-    if any(is_causal) and not all(is_causal):
+    causal_ones = [one for each in inferred for one in each.tolist()]
+    if any(causal_ones) and not all(causal_ones):
         warn_caller(
-            f"{sum(is_causal)} of {len(is_causal)} matrices have no weight above their diagonal and count as causal, "
-            "the others do not: weights may be too small for the dtype; give causal= or visible="
+            f"{sum(causal_ones)} of {len(causal_ones)} matrices have no weight above their diagonal and count as "
+            "causal, the others do not: weights may be too small for the dtype; give causal= or visible="
         )
     return values
 

@@ -30,7 +30,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
         (batch, 2) integers, start and stop (exclusive) of every matrix.
 
     Raises:
-        TypeError: It is not a mask, or without_first is not an integer.
+        TypeError: without_first is not an integer.
         ValueError: Other values, floats that are all 0, the shape does not fit, a sequence has no token or a gap
             between its tokens, or without_first is negative or leaves no token.
     """

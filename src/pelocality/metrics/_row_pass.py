@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pelocality._transforms import transformed
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._tolerance import Tolerance, check_rows
+from pelocality.metrics._tolerance import Tolerance
 
 logger = logging.getLogger(__name__)
 _EMPTY = torch.empty(0)
@@ -73,13 +73,6 @@ def pool_sums(n: int, sums: Iterable[Tensor], pairs: int | None = None) -> tuple
     pairs = (n - 1) ** 2 // 4 if pairs is None else pairs
     symmetry = 1 - irregularity / pairs if pairs else irregularity + torch.nan
     return locality / n, symmetry, ratio(difference, paired)
-
-
-def validated_statistics(flat: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
-    """Return `row_statistics`, after checking that the rows are distributions."""
-    statistics = row_statistics(flat, tolerance, pairs=pairs)
-    check_rows(statistics.total, statistics.smallest, flat)
-    return statistics
 
 
 def row_statistics(

@@ -43,7 +43,8 @@ def position_weights(
 
     Raises:
         TypeError: Not float tensors or arrays, or a temperature that is not a number.
-        ValueError: Shapes that do not fit, NaN or infinity, a row of zeros after the first row (RoBERTa's padding), an
+        RuntimeError: Projections that do not fit the table.
+        ValueError: Another shape of the table, NaN or infinity, a row of zeros after the first row (RoBERTa's padding), an
             unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
 
     Note:
