@@ -44,8 +44,8 @@ def position_weights(
     Raises:
         TypeError: Not float tensors or arrays, or a temperature that is not a number.
         RuntimeError: Projections that do not fit the table.
-        ValueError: Another shape of the table, NaN or infinity, a row of zeros after the first row (RoBERTa's padding), an
-            unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
+        ValueError: Another shape of the table, NaN or infinity, a row of zeros after the first row (RoBERTa's padding),
+            an unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
 
     Note:
         At temperature 1, cosines give no key more than e^2 times the weight of another key. So even a strongly local
