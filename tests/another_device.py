@@ -150,12 +150,6 @@ def test_encodings(make, causal):
         assert_same(moved(layer)(moved(x))[0], layer(x)[0])
 
 
-def test_an_encoding_on_another_device_than_the_query_is_refused():
-    states = torch.zeros(3, 1, 2, N, 4, device=DEVICE)
-    with pytest.raises(ValueError, match=r"encoding must be on .*, as the query is, got one on cpu; .*\.to\("):
-        biased_attention(*states, AttenuatedEncoding(2))
-
-
 def test_encodings_without_a_matrix():
     bias = torch.randn(2, 2 * N - 1)
     assert_same(measure_relative(moved(bias)), measure_relative(bias))

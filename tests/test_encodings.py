@@ -66,71 +66,45 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True])
 
 @CAUSAL
 @EVERY
-def test_the_bias_has_a_matrix_per_head_in_the_modules_precision(make, causal):
+def test_every_encoding_keeps_the_contract_of_all(make, causal):
     encoding = make(causal)
-    assert encoding(5).shape == (3, 5, 5)
-    assert encoding(2, 5).shape == (3, 2, 5)
-    assert encoding(5).dtype == torch.float32
-    assert encoding(5, dtype=torch.bfloat16).dtype == torch.bfloat16
+    for given, dtype in ((None, torch.float32), (torch.bfloat16, torch.bfloat16)):
+        assert encoding(2, 5, dtype=given).dtype == dtype
     assert encoding.bfloat16()(5).dtype == torch.bfloat16
     assert encoding.weights(5).dtype == encoding.relative(5).dtype == torch.float32
-    assert encoding.double()(5).dtype == encoding.relative(5).dtype == torch.float64
+    encoding, n = make(causal).double(), 9
+    whole, weights, by_distance = encoding(n), encoding.weights(n), encoding.relative(n)
+    assert (whole.shape, by_distance.shape) == ((3, n, n), (3, 2 * n - 1))
+    assert {each.dtype for each in (whole, weights, by_distance)} == {torch.float64}
+    # the weights are the softmax of the logits by distance
+    dense = torch.stack([by_distance[:, n - 1 - i : 2 * n - 1 - i] for i in range(n)], 1).softmax(-1)
+    torch.testing.assert_close(weights, dense)
+    # cached keys: the last rows; causal: the past alone
+    torch.testing.assert_close(encoding(4, n), whole[:, -4:])
+    assert not (causal and whole.isfinite().triu(1).any())
+    assert isinstance(encoding, FixedWindow) or whole.tril().isfinite().all()
+    # FlexAttention
+    for queries in (n, 3):
+        modify = encoding.score_modification(queries, n)
+        score = torch.arange(queries * n, dtype=torch.float64).reshape(1, queries, n)
+        head, query, key = torch.arange(3)[:, None, None], torch.arange(queries)[:, None], torch.arange(n)
+        torch.testing.assert_close(modify(score, torch.tensor(0), head, query, key), score + whole[:, -queries:])
+    # padding
+    mask = torch.tensor([[1] * 7 + [0] * 2, [0] * 2 + [1] * 7])
+    if not causal:
+        padded = encoding.weights(n, mask=mask)
+        torch.testing.assert_close(padded[0, :, :7, :7], encoding.weights(7))
+        torch.testing.assert_close(padded[1, :, 2:, 2:], encoding.weights(7))
+        assert not padded[0, ..., 7:].any()
+        bias = encoding(n, mask=mask).expand(2, 3, n, n)
+        torch.testing.assert_close(bias[0, :, :7, :7], encoding(7))
+        # without a matrix
+        one, other = measure_relative(by_distance), metrics.measure(weights)
+        torch.testing.assert_close(one.locality, other.locality)
+        torch.testing.assert_close(one.relative_asymmetry, other.relative_asymmetry, atol=1e-10, rtol=0)
 
 
-@CAUSAL
-@EVERY
-def test_weights_are_the_softmax_of_relative_and_their_rows_sum_to_one(make, causal):
-    encoding = make(causal).double()
-    b, n = encoding.relative(9), 9
-    assert b.shape == (3, 17)
-    dense = torch.stack([b[:, n - 1 - i : 2 * n - 1 - i] for i in range(n)], 1).softmax(-1)
-    torch.testing.assert_close(encoding.weights(n), dense)
-    torch.testing.assert_close(encoding.weights(n).sum(-1), torch.ones(3, n, dtype=torch.float64))
-
-
-@EVERY
-def test_a_relative_encoding_has_the_same_metrics_streamed_and_from_its_matrix(make):
-    encoding = make(False).double()
-    one, other = measure_relative(encoding.relative(40)), metrics.measure(encoding.weights(40))
-    torch.testing.assert_close(one.locality, other.locality)
-    torch.testing.assert_close(one.relative_asymmetry, other.relative_asymmetry, atol=1e-10, rtol=0)
-    torch.testing.assert_close(one.mean_distance, metrics.mean_distance(encoding.weights(40)))
-
-
-@EVERY
-def test_a_causal_bias_with_cached_keys_is_the_last_rows_of_the_square_one(make):
-    encoding = make(True)
-    whole = encoding(12)
-    for queries in (1, 5):
-        torch.testing.assert_close(encoding(queries, 12), whole[:, -queries:])
-
-
-@EVERY
-def test_a_bias_with_cached_keys_is_the_last_rows_of_the_square_one(make):
-    encoding = make(False)
-    torch.testing.assert_close(encoding(5, 12), encoding(12)[:, -5:])
-
-
-@EVERY
-def test_a_causal_bias_hides_the_future_and_only_the_future(make):
-    finite = torch.isfinite(make(True)(6))
-    assert not finite.triu(1).any()
-    if not isinstance(make(True), FixedWindow):
-        assert torch.equal(finite, torch.ones_like(finite).tril())
-
-
-@CAUSAL
-@EVERY
-def test_a_score_modification_adds_the_bias(make, causal):
-    encoding = make(causal).double()
-    for queries, keys in ((7, 7), (3, 7)):
-        modify = encoding.score_modification(queries, keys)
-        score = torch.arange(queries * keys, dtype=torch.float64).reshape(1, queries, keys)
-        head, query, key = torch.arange(3)[:, None, None], torch.arange(queries)[:, None], torch.arange(keys)
-        torch.testing.assert_close(modify(score, torch.tensor(0), head, query, key), score + encoding(queries, keys))
-
-
-@pytest.mark.parametrize("make", FIXED[:3] + LEARNED[:3])
+@pytest.mark.parametrize("make", FIXED[:1] + LEARNED[:2])
 def test_flex_attention_with_the_score_modification_is_attention_with_the_bias(make):
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -139,25 +113,6 @@ def test_flex_attention_with_the_score_modification_is_attention_with_the_bias(m
     flexible = flex_attention(q, k, v, score_mod=encoding.score_modification(16))
     dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=encoding(16)[None])
     torch.testing.assert_close(flexible, dense, atol=1e-5, rtol=1e-5)
-
-
-@EVERY
-def test_weights_are_normalised_without_padding(make):
-    encoding = make(False)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
-    weights = encoding.weights(7, mask=mask)
-    assert weights.shape == (2, 3, 7, 7)
-    torch.testing.assert_close(weights[0, :, :5, :5], encoding.weights(5))
-    torch.testing.assert_close(weights[1, :, 2:, 2:], encoding.weights(5))
-    assert not weights[0, ..., 5:].any()
-
-
-@EVERY
-def test_the_bias_of_real_tokens_does_not_depend_on_padding(make):
-    encoding = make(False)
-    mask = torch.tensor([[True] * 5 + [False] * 2])
-    padded = encoding(7, mask=mask)
-    torch.testing.assert_close(padded.expand(1, 3, 7, 7)[0, :, :5, :5], encoding(5))
 
 
 def test_a_mask_that_differs_between_heads_expands_an_encoding_with_one_head():
@@ -274,7 +229,7 @@ def test_tensor_arguments_of_a_custom_encoding_keep_their_axes_and_their_kind(nu
         Table(numbers, order=torch.tensor([1j])).configuration()
 
 
-@pytest.mark.parametrize("make", [FIXED[1], FIXED[4], LEARNED[0], LEARNED[3], LEARNED[4]])
+@pytest.mark.parametrize("make", [FIXED[1], LEARNED[0], LEARNED[4]])
 def test_an_encoding_compiles_whole_for_every_length_at_once(make):
     encoding = make(False)
     torch._dynamo.reset()
@@ -287,7 +242,7 @@ def test_an_encoding_compiles_whole_for_every_length_at_once(make):
         torch.testing.assert_close(*both)
 
 
-@pytest.mark.parametrize("what", ["bias", "weights", "masked weights"])
+@pytest.mark.parametrize("what", ["bias", "masked weights"])
 @pytest.mark.parametrize("make", LEARNED)
 def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
     class Caller(torch.nn.Module):
@@ -297,9 +252,8 @@ def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
 
         def forward(self):
             if what == "bias":
-                return self.encoding(5)
-            mask = None if what == "weights" else torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]])
-            return self.encoding.weights(5, mask=mask)
+                return self.encoding(4)
+            return self.encoding.weights(4, mask=torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0]]))
 
     module = Caller(make(False).double())
     names, values = zip(*module.named_parameters(), strict=True)
@@ -310,23 +264,12 @@ def test_every_parameter_has_the_derivatives_of_finite_differences(make, what):
     def loss(*parameters):
         return built(*parameters).square().sum()
 
-    everything = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
-    assert torch.autograd.gradcheck(built, values, **everything)
-    assert torch.autograd.gradgradcheck(built, values, check_fwd_over_rev=True, check_batched_grad=True)
+    assert torch.autograd.gradcheck(built, values, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(built, values, check_fwd_over_rev=True, fast_mode=True)
     assert all(gradient.any() for gradient in torch.autograd.grad(loss(*values), values))
     places = tuple(range(len(values)))
     hessian = torch.func.hessian(loss, places)(*(value.detach() for value in values))
     torch.testing.assert_close(hessian, torch.autograd.functional.hessian(loss, values))
-
-
-@pytest.mark.parametrize("make", LEARNED)
-def test_a_learned_bias_is_built_at_every_call(make):
-    encoding = make(False)
-    before = encoding(6)
-    for parameter in encoding.parameters():
-        parameter.data.add_(0.1)  # not recorded in the tensor's version
-    assert before.requires_grad
-    assert not torch.equal(encoding(6), before)
 
 
 def test_an_encoding_is_on_the_device_and_of_the_dtype_to_which_it_was_moved():
@@ -443,47 +386,47 @@ def test_a_custom_encoding_needs_only_its_formula():
         Constant().relative(2)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: ALiBi(heads=0), ValueError, "heads must be at least 1"),
-        (lambda: ALiBi(heads=2.0), TypeError, "heads must be an integer"),
-        (lambda: ALiBi(heads=2, causal=1), TypeError, "causal"),
-        (lambda: ALiBi(heads=2, slopes=[1.0, 2.0, 3.0]), ValueError, "each of 2 heads"),
-        (lambda: ALiBi(heads=2, slopes=-1.0), ValueError, "above 0"),
-        (lambda: ALiBi(heads=2)(3, 2), ValueError, "at least query_length"),
-        (lambda: ALiBi(heads=2)(0), ValueError, "query_length must be at least 1"),
-        (lambda: ALiBi(heads=2)(2.5), TypeError, "query_length must be an integer"),
-        (lambda: ALiBi(heads=2).relative(0), ValueError, "length must be at least 1"),
-        (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 4, dtype=torch.bool)), ValueError, "mask must be"),
-        (lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 3)), TypeError, "booleans or integers"),
-        (
-            lambda: ALiBi(heads=2)(3, mask=torch.ones(1, 3, 3, 3).bool()),
-            ValueError,
-            "1 or 2 heads",
-        ),
-        (lambda: ALiBi(heads=2)(3, dtype=torch.int64), TypeError, "dtype must be a floating-point"),
-        (lambda: Encoding.from_configuration(None), TypeError, "configuration must be a dictionary, got NoneType"),
-        (lambda: ALiBi(2, slopes=torch.tensor([1 + 1j, 2])), TypeError, "slopes must be a number, or one per head"),
-        (lambda: ALiBi(2, slopes=np.array([1 + 1j, 2])), TypeError, "slopes must be a number, or one per head"),
-        (lambda: ALiBi(2, slopes=[np.complex64(1j), 2]), TypeError, "slopes must be a number, or one per head"),
-        (lambda: ALiBi(2, slopes=np.array([True, False])), TypeError, "slopes must be a number, or one per head"),
-        (lambda: ALiBi(heads=2, slopes=1e40), ValueError, r"slopes must be a number that torch\.float32 can hold"),
-        (lambda: ALiBi(heads=2).score_modification(3, 2), ValueError, "at least query_length"),
-        (lambda: FixedWindow(width=-1), ValueError, "width"),
-        (lambda: SinusoidalEncoding(width=5), ValueError, "even"),
-        (lambda: SinusoidalEncoding(base=math.inf), ValueError, "base"),
-        (lambda: SinusoidalEncoding(base="a"), TypeError, "base must be a number"),
-        (lambda: T5Buckets(heads=1, buckets=2), ValueError, "buckets"),
-        (lambda: T5Buckets(heads=1, max_distance=8), ValueError, "max_distance"),
-        (lambda: KERPLE(heads=1, kernel="gauss"), ValueError, "kernel"),
-        (lambda: KERPLE(heads=1, kernel="power", curvature=2.0), ValueError, "below 2"),
-        (lambda: Encoding.from_configuration({"type": "Rotary"}), ValueError, "known: ALiBi"),
+MISTAKES = {
+    ValueError: [
+        ("heads", lambda: ALiBi(heads=0)),
+        ("each of 2 heads", lambda: ALiBi(heads=2, slopes=[1.0, 2.0, 3.0])),
+        ("above 0", lambda: ALiBi(heads=2, slopes=-1.0)),
+        ("slopes", lambda: ALiBi(heads=2, slopes=1e40)),
+        ("query_length", lambda: ALiBi(heads=2)(3, 2)),
+        ("query_length", lambda: ALiBi(heads=2)(0)),
+        ("query_length", lambda: ALiBi(heads=2).score_modification(3, 2)),
+        ("length", lambda: ALiBi(heads=2).relative(0)),
+        ("mask", lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 4, dtype=torch.bool))),
+        ("1 or 2 heads", lambda: ALiBi(heads=2)(3, mask=torch.ones(1, 3, 3, 3).bool())),
+        ("width", lambda: FixedWindow(width=-1)),
+        ("even", lambda: SinusoidalEncoding(width=5)),
+        ("base", lambda: SinusoidalEncoding(base=math.inf)),
+        ("buckets", lambda: T5Buckets(heads=1, buckets=2)),
+        ("max_distance", lambda: T5Buckets(heads=1, max_distance=8)),
+        ("kernel", lambda: KERPLE(heads=1, kernel="gauss")),
+        ("below 2", lambda: KERPLE(heads=1, kernel="power", curvature=2.0)),
+        ("known: ALiBi", lambda: Encoding.from_configuration({"type": "Rotary"})),
     ],
-)
-def test_invalid_arguments_raise_errors(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+    TypeError: [
+        ("heads", lambda: ALiBi(heads=2.0)),
+        ("causal", lambda: ALiBi(heads=2, causal=1)),
+        ("slopes", lambda: ALiBi(2, slopes=torch.tensor([1 + 1j, 2]))),
+        ("slopes", lambda: ALiBi(2, slopes=[np.complex64(1j), 2])),
+        ("slopes", lambda: ALiBi(2, slopes=np.array([True, False]))),
+        ("query_length", lambda: ALiBi(heads=2)(2.5)),
+        ("mask", lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 3))),
+        ("dtype", lambda: ALiBi(heads=2)(3, dtype=torch.int64)),
+        ("base", lambda: SinusoidalEncoding(base="a")),
+        ("configuration", lambda: Encoding.from_configuration(None)),
+    ],
+}
+
+
+@pytest.mark.parametrize("error", MISTAKES)
+def test_arguments_that_do_not_fit_are_named(error):
+    for words, call in MISTAKES[error]:
+        with pytest.raises(error, match=words):
+            call()
 
 
 @pytest.mark.parametrize("bias", [lambda k: -k.abs(), lambda k: -k.abs().expand(2, -1), lambda k: -k.abs()[None, 1:]])

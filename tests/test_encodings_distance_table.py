@@ -37,12 +37,6 @@ def test_larger_distances_use_the_last_number():
     assert ramp(signed=True)(9)[0, 4].tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 6]
 
 
-def test_a_shared_table_has_one_row_for_all_heads():
-    table = ramp(heads=6, shared=True)
-    assert table.values.shape == (1, 4)
-    assert table(5).shape == (6, 5, 5)
-
-
 @pytest.mark.parametrize(
     "encoding",
     [
@@ -120,11 +114,10 @@ def test_resizing_keeps_dtype_and_requires_grad():
     ("call", "error", "words"),
     [
         (lambda: DistanceTable(length=0), ValueError, "length"),
-        (lambda: DistanceTable(signed=1), TypeError, "signed must be True or False"),
-        (lambda: DistanceTable(shared="no"), TypeError, "shared must be True or False"),
-        (lambda: DistanceTable(learnable="no"), TypeError, "learnable must be True or False"),
+        (lambda: DistanceTable(signed=1), TypeError, "signed"),
+        (lambda: DistanceTable(shared="no"), TypeError, "shared"),
+        (lambda: DistanceTable(learnable="no"), TypeError, "learnable"),
         (lambda: ramp().resize(0), ValueError, "length"),
-        (lambda: DistanceTable.from_encoding(torch.eye(3), 4), TypeError, "RelativeEncoding"),
         (lambda: DistanceTable.from_encoding(FixedWindow(), 9), ValueError, "masks some distances"),
         (
             lambda: DistanceTable.from_encoding(AttenuatedEncoding(symmetry=2.0), 9, signed=False),
@@ -172,12 +165,6 @@ def test_a_table_from_attention_takes_what_metrics_take():
     for given in (tuple(attention), attention.numpy(), SimpleNamespace(attention=attention), turned):
         found = DistanceTable.from_attention(given)
         assert all(torch.equal(one.values, other.values) for one, other in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_table_from_attention_is_in_float32(dtype):
-    (table,) = DistanceTable.from_attention(torch.eye(9, dtype=dtype)[None, None])
-    assert table.dtype == table.values.dtype == table.weights(5).dtype == torch.float32
 
 
 def test_a_table_from_uniform_attention_is_flat_also_if_causal():

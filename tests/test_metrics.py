@@ -3,6 +3,7 @@
 import math
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,25 +17,23 @@ from transformers.models.longformer.modeling_longformer import LongformerBaseMod
 
 from pelocality import metrics
 from pelocality.encodings import ALiBi, AttenuatedEncoding
-from pelocality.metrics import _row_pass, crop, locality, measure, relative_asymmetry, symmetry
+from pelocality.metrics import _row_pass, locality, measure, relative_asymmetry, symmetry
 from pelocality.metrics._tolerance import precision_of
 from pelocality.metrics.accumulate import MeanOver
-from pelocality.metrics.position_tables import position_weights
 from pelocality.metrics.without_matrix import measure_absolute, measure_relative
 from tests import golden, witness
-from tests.data import DATA, NEEDS_DATA
 from tests.names import METRICS
 
 BOTH = pytest.mark.parametrize("backend", ["torch", "numba"], indirect=True)
-SIZES = [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 66, 97, 129, 130]
+SIZES = [1, 2, 3, 4, 5, 33, 64, 65, 130]
 
 
 @pytest.fixture
 def backend(request, monkeypatch):
-    """Run a test on the plain torch pass or the compiled one."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    monkeypatch.setattr(_row_pass, "HAS_NUMBA", request.param == "numba")
+    """Run a test on the formula in torch or on the compiled pass."""
+    if request.param == "torch":
+        monkeypatch.setattr(_row_pass, "_engine", lambda device: _row_pass._measure_in_blocks)
+        monkeypatch.setattr(_row_pass, "_BLOCK", 300)
     return request.param
 
 
@@ -77,7 +76,7 @@ matrices = st.integers(1, 40).flatmap(
 
 
 @BOTH
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(matrix=matrices, nearly=st.sampled_from([0.0, 1e-15, 1e-13, 1e-9, 1e-3]))
 def test_float64_matrices_agree_with_the_slow_reference(backend, matrix, nearly):
     matrix = 0.5 * (matrix + matrix[:, ::-1]) + nearly * matrix if nearly else matrix  # nearly constant rows
@@ -99,8 +98,7 @@ def test_rtol_sets_the_tolerance_of_the_constant_row_rule(rtol, backend):
     assert symmetry(tilted, rtol=rtol).item() == pytest.approx(witness.symmetry(tilted.tolist(), rtol), abs=1e-9)
 
 
-@BOTH
-def test_row_values_average_to_the_matrix_value(backend):
+def test_row_values_average_to_the_matrix_value():
     attention = random_attention(3, 21, 21)
     pairs = torch.minimum(torch.arange(21), torch.arange(21).flip(0))
     by_row = symmetry(attention, rows=True)
@@ -109,25 +107,14 @@ def test_row_values_average_to_the_matrix_value(backend):
     torch.testing.assert_close(locality(attention, rows=True).mean(-1), locality(attention))
 
 
-@BOTH
-def test_measure_returns_the_values_of_each_function(backend):
+def test_measure_returns_the_values_of_each_function():
     attention = random_attention(2, 3, 40, 40)
     together = measure(attention)
     for name, function in (("locality", locality), ("symmetry", symmetry), ("relative_asymmetry", relative_asymmetry)):
         torch.testing.assert_close(getattr(together, name), function(attention), rtol=0, atol=1e-15)
 
 
-@BOTH
-@pytest.mark.parametrize("n", [9, 66, 1025])
-def test_reversing_the_tokens_does_not_change_the_values(n, backend):
-    attention = random_attention(n, n, seed=1)
-    here, there = measure(attention), measure(attention.flip(-1, -2))
-    assert here.locality.item() == pytest.approx(there.locality.item(), abs=1e-13)
-    assert here.symmetry.item() == pytest.approx(there.symmetry.item(), abs=1e-12)
-
-
-@BOTH
-def test_threads_do_not_change_the_numbers(backend):
+def test_threads_do_not_change_the_numbers():
     attention = random_attention(4, 300, 300)
     threads = torch.get_num_threads()
     try:
@@ -141,8 +128,9 @@ def test_threads_do_not_change_the_numbers(backend):
     torch.testing.assert_close(alone.locality, together.locality, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("n", [5, 12, 13])
-def test_gradients_equal_finite_differences(n):
+@pytest.mark.parametrize("n", [5, 12])
+def test_gradients_equal_finite_differences(n, monkeypatch):
+    monkeypatch.setattr(_row_pass, "_BLOCK", 50)  # several blocks of rows
     logits = (
         3 * torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     ).requires_grad_()
@@ -152,11 +140,6 @@ def test_gradients_equal_finite_differences(n):
         return result.locality, result.symmetry, result.relative_asymmetry
 
     assert torch.autograd.gradcheck(numbers, logits)
-
-
-def test_gradients_are_right_across_block_borders():
-    logits = (3 * torch.randn(1, 71, 71, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: measure(x.softmax(-1)).symmetry, logits, fast_mode=True)
 
 
 NUMBERS = {name: getattr(metrics, name) for name in ("locality", "symmetry", "relative_asymmetry")} | {
@@ -194,7 +177,7 @@ def test_transforms_of_torch_func_agree_with_autograd(name):
     torch.testing.assert_close(torch.func.hessian(value)(logits), hessian)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [1, 3, 6])
 def test_second_derivatives_equal_finite_differences(n):
     logits = (
         2 * torch.randn(2, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
@@ -207,7 +190,9 @@ def test_second_derivatives_equal_finite_differences(n):
     assert torch.autograd.gradgradcheck(numbers, logits)
 
 
-def test_gradients_with_and_without_create_graph_agree():
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
+def test_gradients_with_and_without_create_graph_agree(monkeypatch):
+    monkeypatch.setattr(_row_pass, "_BLOCK", 2000)
     attention = torch.cat([random_attention(2, 67, 67), causal_attention(1, 67, 67)]).requires_grad_()
     for value in (measure(attention).symmetry, relative_asymmetry(attention), locality(attention)):
         for weights in (torch.ones(3), torch.tensor([1.0, -2.0, 0.5])):
@@ -232,9 +217,8 @@ def test_low_precision_is_close_to_float64(dtype, within, backend):
     torch.testing.assert_close(rounded.locality, measure(exact).locality.float(), rtol=0, atol=within)
 
 
-@BOTH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_a_symmetric_matrix_is_symmetric_in_every_precision(dtype, backend):
+def test_a_symmetric_matrix_is_symmetric_in_every_precision(dtype):
     assert symmetry(torch.from_numpy(golden.matrix("gauss_w0.01_N128")).to(dtype)).item() == 1
 
 
@@ -246,33 +230,21 @@ def sinusoidal(n, width, dtype):
     return table @ table.T / math.sqrt(width)
 
 
-@BOTH
-@pytest.mark.parametrize("scale", [1e-5, 1e-3, 1e-1, 1.0])
+@pytest.mark.parametrize("scale", [1e-5, 1e-1, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_symmetric_encodings_stay_symmetric_through_the_rounding_of_their_logits(dtype, scale, backend):
-    for n, width in ((16, 64), (65, 768), (512, 16), (512, 256)):
+def test_symmetric_encodings_stay_symmetric_through_the_rounding_of_their_logits(dtype, scale):
+    for n, width in ((16, 64), (65, 768), (256, 16)):
         assert symmetry((scale * sinusoidal(n, width, dtype)).softmax(-1)) == 1
         attenuated = AttenuatedEncoding(heads=1, decay=scale, symmetry=1.0).to(dtype)
         assert symmetry(attenuated.weights(n).detach()) == 1
 
 
-@BOTH
-@pytest.mark.parametrize("n", [8, 16, 32, 64])
-@pytest.mark.parametrize("scale", [1.0, 1e-1, 1e-2, 1e-3, 1e-4])
-def test_float32_and_float64_agree_on_nearly_uniform_attention(scale, n, backend):
+@pytest.mark.parametrize("n", [8, 64])
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4])
+def test_float32_and_float64_agree_on_nearly_uniform_attention(scale, n):
     logits = torch.randn(n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64).float() * scale
     exact = symmetry(logits.double().softmax(-1)).item()
     assert symmetry(logits.softmax(-1)).item() == pytest.approx(exact, abs=0.01)
-
-
-@BOTH
-@NEEDS_DATA
-@pytest.mark.parametrize("n", [8, 16, 32, 64])
-@pytest.mark.parametrize("temperature", [1e2, 1e3, 1e4])
-def test_float32_and_float64_agree_on_learned_positions(n, temperature, backend):
-    table = np.load(DATA / "pe_matrices" / "gpt2_wpe_first64.npy")[:n]
-    single, double = (position_weights(table.astype(t), temperature=temperature) for t in ("float32", "float64"))
-    assert symmetry(single).item() == pytest.approx(symmetry(double).item(), abs=0.005)
 
 
 @BOTH
@@ -285,14 +257,6 @@ def test_the_constant_row_rule_agrees_with_the_reference_in_every_precision(tilt
     if dtype in (torch.float16, torch.bfloat16):  # the per_nat term is that of float32
         expected = witness.symmetry(attention.tolist(), rtol=2 * torch.finfo(dtype).eps)
     assert symmetry(attention).item() == pytest.approx(expected, abs=1e-5)
-
-
-@BOTH
-@pytest.mark.parametrize(("sharpness", "within"), [(1.0, 0.02), (0.3, 0.05)])
-def test_bfloat16_keeps_the_asymmetry_of_a_head(sharpness, within, backend):
-    attention = random_attention(24, 64, 64, sharpness=sharpness)
-    moved = symmetry(attention.bfloat16()) - symmetry(attention)
-    assert moved.abs().max() < within
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
@@ -316,85 +280,57 @@ def test_a_causal_matrix_of_float32_is_not_taken_for_half_precision():
     assert precision_of(mixed) == torch.float32
 
 
-@BOTH
-def test_a_float16_asymmetry_is_not_taken_for_constant(backend):
-    attention = random_attention(128, 128, sharpness=1.0)
-    assert symmetry(attention.half()).item() == pytest.approx(symmetry(attention).item(), abs=0.02)
-
-
-@BOTH
-def test_strides_do_not_change_the_values(backend):
-    attention = random_attention(4, 3, 20, 20)
-    expected = measure(attention).symmetry
-    torch.testing.assert_close(measure(attention.permute(1, 0, 2, 3)).symmetry.T, expected)
-    backwards = attention.transpose(-1, -2).contiguous().transpose(-1, -2)
-    torch.testing.assert_close(measure(backwards).symmetry, expected)
-    repeated = attention[0, 0, 0].softmax(-1).expand(20, 20)
-    torch.testing.assert_close(measure(repeated).symmetry, measure(repeated.clone()).symmetry)
-
-
-@BOTH
-@pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
-def test_a_view_with_the_negative_bit_is_measured_as_its_numbers(name, backend):
-    attention = random_attention(6, 6)
-    view = torch.complex(torch.zeros_like(attention), -attention).conj().imag
-    assert view.is_neg()
-    found, expected = (getattr(metrics, name)(each) for each in (view, attention))
-    found, expected = (list(vars(each).values()) if name == "measure" else each for each in (found, expected))
-    torch.testing.assert_close(found, expected, equal_nan=True)
-
-
 def test_numba_that_cannot_be_loaded_leaves_the_metrics_to_torch(monkeypatch, caplog):
-    monkeypatch.setattr(_row_pass, "HAS_NUMBA", True)
     monkeypatch.setitem(sys.modules, "pelocality.metrics._row_pass_numba", None)  # importing it raises an ImportError
-    _row_pass._numba_loads.cache_clear()
+    _row_pass._engine.cache_clear()
     try:
         assert locality(torch.eye(5)) == locality(torch.eye(5)[None])[0] == 1
         assert symmetry(torch.eye(5)) == 1
     finally:
-        _row_pass._numba_loads.cache_clear()
+        _row_pass._engine.cache_clear()
     assert caplog.text.count("numba cannot be used, metrics are computed in torch") == 1
 
 
-@BOTH
-def test_the_input_is_not_modified(backend):
-    attention = random_attention(2, 40, 40)
-    attention.requires_grad_()
-    before = attention.detach().clone()
-    for name in METRICS:
-        if name != "Measurement":
-            getattr(metrics, name)(attention)
-    measure(attention).symmetry.sum().backward()
-    assert torch.equal(attention.detach(), before)
+def numbers(values):
+    """Return what a metric returns as a list of tensors."""
+    return list(vars(values).values()) if isinstance(values, metrics.Measurement) else [values]
 
 
-def test_a_tuple_of_layers_adds_a_leading_axis():
-    layers = tuple(random_attention(2, 3, 10, 10, seed=s) for s in range(4))
-    assert locality(layers).shape == (4, 2, 3)
-    torch.testing.assert_close(symmetry(layers), symmetry(torch.stack(layers)))
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.filterwarnings("ignore:the attention is one-sided")
+def test_every_metric_keeps_the_contract_of_all(name):
+    def metric(given, **options):
+        return numbers(getattr(metrics, name)(given, **options))
 
-
-def test_a_model_output_is_measured_as_its_tuple_of_layers():
-    layers = tuple(random_attention(2, 3, 10, 10, seed=s) for s in range(4))
-    output = BaseModelOutput(attentions=layers)
-    torch.testing.assert_close(measure(output).symmetry, measure(layers).symmetry)
-    torch.testing.assert_close(crop(output, 2, 9), crop(layers, 2, 9))
-    with pytest.raises(ValueError, match="eager"):
-        locality(BaseModelOutput())
-
-
-def test_layers_that_differ_in_positions_raise_an_error_with_their_shapes():
-    layers = tuple(torch.full((2, n, n), 1 / n) for n in (6, 3))
-    for metric in (locality, measure, metrics.distance_profile):
-        with pytest.raises(ValueError, match=r"differ in .*positions.*\(2, 6, 6\), \(2, 3, 3\).*layer by layer"):
-            metric(layers)
-
-
-def test_layers_that_differ_in_heads_raise_an_error_with_their_shapes():
-    layers = (random_attention(2, 3, 10, 10), random_attention(2, 4, 10, 10))
-    for function in (locality, measure, metrics.distance_profile, crop):
-        with pytest.raises(ValueError, match=r"differ in heads.*\(2, 3.*\(2, 4.*layer by layer"):
-            function(layers)
+    attention = random_attention(3, 2, 9, 9)
+    before, expected = attention.clone(), metric(attention)
+    negative_bit = torch.complex(torch.zeros_like(attention), -attention).conj().imag
+    forms = {
+        "negative bit": negative_bit,
+        "other strides": attention.mT.contiguous().mT,
+        "layers": tuple(attention),
+        "output": BaseModelOutput(attentions=tuple(attention)),
+        "array": attention.numpy(),
+        "result": SimpleNamespace(attention=attention),
+    }
+    for form in forms.values():
+        torch.testing.assert_close(metric(form), expected, rtol=1e-12, atol=1e-13, equal_nan=True)
+    swapped = metric(attention.transpose(0, 1))
+    torch.testing.assert_close([each.transpose(0, 1) for each in swapped], expected, equal_nan=True)
+    for matrices in (attention, causal_attention(3, 2, 9, 9), torch.eye(9).expand(3, 2, 9, 9), torch.ones(3, 2, 1, 1)):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            for values in metric(matrices.to(dtype)):
+                assert values.dtype == torch.promote_types(dtype, torch.float32)
+                assert values.shape[:2] == (3, 2)
+                assert not values.isinf().any() or name == "half_life"
+    for gradients in (False, True):
+        empty = torch.zeros(2, 0, 5, 5, requires_grad=gradients)
+        assert all(values.shape[:2] == (2, 0) for values in metric(empty))
+    if name != "crop":
+        assert all(values.shape[:2] == (2, 0) for values in metric(empty, mask=torch.ones(2, 0, 5)))
+    zeros = torch.eye(9).expand(3, 2, 9, 9)
+    torch.testing.assert_close(metric(torch.where(zeros > 0, zeros, -0.0)), metric(zeros), equal_nan=True)
+    assert torch.equal(attention, before)
 
 
 def test_arrays_and_results_are_accepted():
@@ -413,25 +349,6 @@ def test_arrays_and_results_are_accepted():
             torch.testing.assert_close(locality(form), locality(attention))
         backwards = read_only[:1][::-1]  # a negative stride that numpy takes for contiguous
         torch.testing.assert_close(locality(backwards), locality(attention[:1]))
-
-
-@BOTH
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("mask", [None, torch.ones(2, 0, 5)])
-@pytest.mark.parametrize("name", METRICS)
-def test_an_empty_batch_returns_empty_values(name, mask, gradients, backend):
-    attention = torch.zeros(2, 0, 5, 5, requires_grad=gradients)
-    if name == "crop":
-        assert crop(attention, 1).shape == (2, 0, 4, 4)
-    elif name == "measure":
-        assert measure(attention, mask=mask).symmetry.shape == (2, 0)
-    else:
-        assert getattr(metrics, name)(attention, mask=mask).shape[:2] == (2, 0)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_fewer_than_three_positions_have_no_symmetry(n):
-    assert math.isnan(symmetry(torch.eye(n)))
 
 
 @pytest.mark.parametrize("metric", [symmetry, measure])
@@ -462,13 +379,6 @@ def test_a_call_warns_once_with_the_location_of_the_caller(call):
     assert here == [__file__]
 
 
-def test_two_sided_attention_does_not_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert symmetry(random_attention(12, 12)) < 1
-        assert measure(random_attention(12, 12)).relative_asymmetry < 1
-
-
 def banded(*shape):
     """Return uniform attention to n tokens as Longformer returns it: entry c of row i is key i + c - n // 2."""
     n = shape[-1]
@@ -481,6 +391,9 @@ INVALID = {
     "one query": (torch.ones(1, 2, 0), ValueError, "square"),
     "one axis": (torch.ones(3), ValueError, "square"),
     "no positions": (torch.ones(2, 0, 0), ValueError, "with n >= 1"),
+    "layers of other shapes": ((torch.eye(6)[None], torch.eye(3)[None]), ValueError, "layer by layer"),
+    "complex": (torch.eye(3, dtype=torch.complex64), TypeError, r"abs\(attention\)"),
+    "meta": (torch.eye(4, device="meta"), TypeError, "meta"),
     "transposed": (torch.randn(4, 4).softmax(-2), ValueError, "its columns do: transpose it, rows are queries"),
     "logits": (torch.randn(4, 4).abs(), ValueError, "softmax"),
     "negative": (torch.tensor([[1.5, -0.5], [0.5, 0.5]]), ValueError, "negative"),
@@ -521,12 +434,20 @@ INVALID = {
 }
 
 
-@BOTH
-@pytest.mark.parametrize(("attention", "error", "words"), INVALID.values(), ids=INVALID)
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
-def test_invalid_attention_raises_an_error(name, attention, error, words, backend):
-    with pytest.raises(error, match=words):
-        getattr(metrics, name)(attention)
+def test_invalid_attention_raises_an_error(name):
+    for attention, error, words in INVALID.values():
+        with pytest.raises(error, match=words):
+            getattr(metrics, name)(attention)
+
+
+def test_a_tolerance_is_a_number_of_at_least_0():
+    attention = random_attention(9, 9)
+    for metric in (symmetry, measure, measure_absolute, lambda A, rtol: measure_relative(A[0], rtol=rtol)):
+        assert metric(attention, rtol=torch.tensor(0.1)) == metric(attention, rtol=0.1)
+        for rtol in (-1.0, math.nan):
+            with pytest.raises(ValueError, match="rtol"):
+                metric(attention, rtol=rtol)
 
 
 def test_masked_entries_raise_an_error_in_every_argument():
@@ -543,55 +464,15 @@ def test_masked_entries_raise_an_error_in_every_argument():
     assert locality(np.ma.masked_array(np.eye(4))) == locality(attention)
 
 
-@BOTH
-def test_negative_zeros_are_accepted(backend):
-    assert locality(torch.tensor([[1.0, -0.0], [-0.0, 1.0]])).item() == 1
-
-
-WITH_RTOL = pytest.mark.parametrize(
-    "function", [symmetry, measure, measure_absolute, lambda A, rtol: measure_relative(A[0], rtol=rtol)]
-)
-
-
-@BOTH
-@WITH_RTOL
-@pytest.mark.parametrize("rtol", [-1.0, math.nan])
-def test_a_negative_rtol_raises_an_error(function, rtol, backend):
-    with pytest.raises(ValueError, match="rtol must be at least 0"):
-        function(torch.eye(5), rtol=rtol)
-
-
-@BOTH
-@WITH_RTOL
-def test_rtol_may_be_a_tensor_of_one_number(function, backend):
-    attention = random_attention(9, 9)
-    assert function(attention, rtol=torch.tensor(0.1)) == function(attention, rtol=0.1)
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_attention_on_the_meta_device_is_refused(name):
-    with pytest.raises(TypeError, match="attention must hold numbers, got a tensor on the meta device"):
-        getattr(metrics, name)(torch.eye(4, device="meta"))
-
-
-def test_complex_attention_is_refused_with_what_makes_it_real():
-    for attention in (torch.eye(3, dtype=torch.complex64), torch.eye(3, dtype=torch.complex64).numpy()):
-        with pytest.raises(TypeError, match=r"got .*complex64; use abs\(attention\) or attention\.real"):
-            locality(attention)
-
-
-@pytest.mark.parametrize("metric", [locality, symmetry, relative_asymmetry])
-def test_compiled_functions_have_the_values_and_gradients_of_metrics(metric):
+def test_compiled_functions_have_the_values_and_gradients_of_metrics():
     logits = torch.randn(2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
     def loss(logits):
-        return (logits**2).sum() + 10 * metric(logits.softmax(-1)).sum()
+        return (logits**2).sum() + 10 * symmetry(logits.softmax(-1)).sum()
 
-    compiled = torch.compile(loss, backend="aot_eager")
-    for _ in range(2):
-        found, expected = compiled(logits), loss(logits)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (found, expected)))
+    value, expected = torch.compile(loss, backend="aot_eager")(logits), loss(logits)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(each, logits)[0] for each in (value, expected)))
 
 
 def test_measurements_are_shown_as_a_table_without_profiles():

@@ -77,13 +77,6 @@ def test_a_batch_without_sequences_adds_nothing(shape, mask):
         assert metric.count.sum() == 0
 
 
-def test_any_metric_can_be_averaged_without_padding():
-    attention, mask = padded([9, 4, 12], 12)
-    mean = MeanOver(metrics.relative_asymmetry, shape=(2,))
-    mean.update(attention, mask=mask)
-    torch.testing.assert_close(mean.compute(), metrics.relative_asymmetry(attention, mask=mask).mean(0))
-
-
 def test_sequences_too_short_for_symmetry_do_not_count():
     mean = MeanOver(metrics.symmetry)
     mean.update(torch.eye(2))
@@ -204,24 +197,16 @@ def test_invalid_updates_raise_an_error():
             mean.update((random_attention(8, 8), random_attention(8, 8)))
 
 
-@pytest.mark.parametrize(
-    "metric", [metrics.monotonicity, metrics.distance_profile, partial(metrics.locality, rows=True)]
-)
+@pytest.mark.parametrize("metric", [metrics.measure, metrics.monotonicity, partial(metrics.locality, rows=True)])
 @pytest.mark.parametrize("shape", [(), (2, 2)])
 def test_a_metric_with_several_numbers_per_matrix_is_refused(metric, shape):
     mean = MeanOver(metric, shape=shape)
     for attention in (random_attention(1, 2, 2, 6, 6), tuple(random_attention(2, 1, 2, 6, 6))):
-        with pytest.raises(
-            ValueError, match=r"metric must return one number per matrix, \(.*\), got \(.*\); select one, or"
-        ):
+        with pytest.raises(ValueError, match="metric must return one number per matrix"):
             mean.update(attention)
 
 
-def test_only_a_function_that_returns_a_tensor_can_be_averaged():
-    with pytest.raises(TypeError, match=r"metric must be a function such as metrics\.locality, got 'locality'"):
-        MeanOver("locality")
-    with pytest.raises(TypeError, match="metric must return a tensor, got Measurement"):
-        MeanOver(metrics.measure).update(random_attention(6, 6))
+def test_a_mean_is_printed_with_its_metric():
     assert repr(MeanOver(metrics.locality, shape=3)) == "MeanOver(locality, shape=(3,))"
 
 

@@ -12,7 +12,7 @@ import torch
 from pelocality import metrics, to_frame
 from pelocality.metrics.accumulate import MeanOver
 from tests.names import METRICS
-from tests.test_metrics import causal_attention, random_attention
+from tests.test_metrics import numbers, random_attention
 
 FLOATS = [name for name in METRICS if name not in ("measure", "crop")]
 
@@ -105,36 +105,6 @@ def test_row_values_depend_on_their_rows_only(name):
     metric = getattr(metrics, name)
     torch.testing.assert_close(metric(mixed, rows=True)[:3], metric(attention, rows=True)[:3], equal_nan=True)
     torch.testing.assert_close(metric(mixed, rows=True)[3:], metric(other, rows=True)[3:], equal_nan=True)
-
-
-@pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("matrix", ["random", "causal", "identity", "one token"])
-def test_leading_axes_and_precision_are_kept(name, matrix):
-    attention = {
-        "random": random_attention(2, 3, 9, 9),
-        "causal": causal_attention(2, 3, 9, 9),
-        "identity": torch.eye(9).expand(2, 3, 9, 9),
-        "one token": torch.ones(2, 3, 1, 1),
-    }[matrix]
-    metric = getattr(metrics, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        values = {dtype: metric(attention.to(dtype)) for dtype in (torch.float64, torch.float32, torch.bfloat16)}
-    assert values[torch.float64].dtype == torch.float64
-    assert values[torch.float32].dtype == values[torch.bfloat16].dtype == torch.float32
-    assert values[torch.float32].shape[:2] == (2, 3)
-    assert not values[torch.float64].isinf().any() or name == "half_life"
-
-
-@pytest.mark.parametrize("n", [2, 8, 64, 512])
-@pytest.mark.parametrize("causal", [False, True])
-def test_uniform_attention_has_no_locality_beyond_chance(n, causal):
-    assert metrics.adjusted_locality(uniform(n, causal)).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_adjusted_locality_is_one_for_the_identity_and_nan_for_a_single_token():
-    assert metrics.adjusted_locality(torch.eye(7)).item() == 1
-    assert math.isnan(metrics.adjusted_locality(torch.ones(1, 1)))
 
 
 @pytest.mark.filterwarnings("ignore:1 of 2 matrices have no weight above")
@@ -305,28 +275,6 @@ def test_visible_combines_with_layers_and_masks():
     torch.testing.assert_close(one, torch.zeros(2, 2, 2, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["adjusted_locality", "entropy", "toeplitz_share"])
-@pytest.mark.parametrize(
-    ("visible", "error", "words"),
-    [
-        (torch.ones(8, 8), TypeError, "booleans"),
-        (torch.ones(7, 8, dtype=torch.bool), ValueError, "does not fit"),
-        (torch.ones(2, 8, 8, dtype=torch.bool), ValueError, r"visible\[:, None\]"),
-        (torch.ones(1, 3, 8, 8, dtype=torch.bool), ValueError, "does not fit"),
-        (torch.eye(8, dtype=torch.bool), ValueError, "hides keys"),
-    ],
-)
-def test_invalid_visible_raises_an_error(name, visible, error, words):
-    with pytest.raises(error, match=words):
-        getattr(metrics, name)(random_attention(2, 2, 8, 8), visible=visible)
-
-
-def test_causal_and_visible_together_raise_an_error():
-    for metric in (metrics.adjusted_locality, metrics.entropy):
-        with pytest.raises(ValueError, match="give one of them"):
-            metric(uniform(8), causal=False, visible=torch.ones(8, 8, dtype=torch.bool))
-
-
 @pytest.mark.parametrize("name", ["adjusted_locality", "entropy"])
 def test_attention_to_the_future_is_refused_as_causal(name):
     metric = getattr(metrics, name)
@@ -335,15 +283,6 @@ def test_attention_to_the_future_is_refused_as_causal(name):
             metric(future, causal=True)
     past = torch.ones(8, 8, dtype=torch.bool).tril()
     assert torch.equal(metric(uniform(8, causal=True), causal=True), metric(uniform(8, causal=True), visible=past))
-
-
-def test_a_previous_token_head_is_distinguished_from_a_symmetric_one():
-    head = previous_token(64)
-    assert metrics.past_locality(head) == 1
-    assert metrics.relative_asymmetry(head) == 1
-    assert metrics.direction_balance(head) == -1
-    with pytest.warns(UserWarning, match="one-sided"):
-        assert metrics.symmetry(head) > 0.9
 
 
 def test_attention_without_weight_on_either_side_is_not_one_sided(recwarn):
@@ -418,7 +357,7 @@ def test_the_window_is_the_smallest_in_every_precision(share, dtype):
 
 
 def test_a_large_float32_matrix_keeps_the_far_part_of_its_window():
-    n = 4096
+    n = 2048
     far = torch.eye(n).roll(60, -1)
     attention = 0.9897 * torch.eye(n) + 0.0103 * far
     window = int(metrics.window(attention, 0.99))
@@ -436,7 +375,7 @@ def test_a_toeplitz_matrix_has_toeplitz_share_one_and_a_sink_does_not():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_uniform_attention_has_toeplitz_share_one_at_every_length(dtype):
-    for n in range(1, 130):
+    for n in (*range(1, 12), 31, 64, 129):
         one = torch.full((n, n), 1 / n, dtype=dtype)
         for attention in (one, torch.zeros(n, n, dtype=dtype).softmax(-1), one.mT.reshape(n, n)):
             assert metrics.toeplitz_share(attention) == 1, n
@@ -452,27 +391,6 @@ def test_the_empty_half_of_a_causal_matrix_does_not_raise_the_toeplitz_share():
     assert 0 <= share < 0.35
 
 
-def test_the_monotonicity_of_the_future_of_a_causal_matrix_is_nan():
-    past, future = metrics.monotonicity(causal_attention(9, 9))
-    assert 0 <= past <= 1
-    assert math.isnan(future)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_the_window_holds_its_share_and_no_smaller_one_does(share):
-    attention = random_attention(40, 40)
-    w = int(metrics.window(attention, share))
-    i = torch.arange(40)
-    held = [(attention * ((i - i[:, None]).abs() <= v)).sum(-1).mean().item() for v in (w, w - 1)]
-    assert held[0] >= share - 1e-12 > held[1]
-
-
-def test_window_distance_and_entropy_of_the_identity_are_zero():
-    assert metrics.window(torch.eye(5)) == 0
-    assert metrics.mean_distance(torch.eye(5)) == 0
-    assert metrics.entropy(torch.eye(5)) == 0
-
-
 def test_cropping_a_sink_leaves_the_rest_of_the_attention():
     identity = torch.eye(16, dtype=torch.float64)
     head = 0.8 * identity[[0] * 16] + 0.1 * previous_token(16) + 0.1 * identity
@@ -481,56 +399,47 @@ def test_cropping_a_sink_leaves_the_rest_of_the_attention():
     assert metrics.past_locality(metrics.crop(head, 1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda A: metrics.window(A, 0.0), "share"),
-        (lambda A: metrics.window(A, 1.5), "share"),
-        (lambda A: metrics.sink_rate(A, 0), "sinks"),
-        (lambda A: metrics.half_life(A, side="left"), "side"),
-    ],
-)
-def test_options_out_of_range_raise_an_error(call, words):
-    with pytest.raises(ValueError, match=words):
-        call(torch.eye(4))
-
-
 WITH_ROWS = [f for name in METRICS if "rows" in inspect.signature(f := getattr(metrics, name)).parameters]
 
 
+SEES = [metrics.adjusted_locality, metrics.entropy, metrics.toeplitz_share]
+
+
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("functions", "option", "wrong", "error"),
     [
-        *((lambda A, f=f: f(A, rows="no"), "rows must be True or False, got 'no'") for f in WITH_ROWS),
-        *(
-            (lambda A, f=f: f(A, causal="no"), "causal must be True or False, got 'no'")
-            for f in (metrics.adjusted_locality, metrics.entropy)
-        ),
-        (lambda A: metrics.window(A, "0.5"), "share must be a number, got '0.5'"),
-        (lambda A: metrics.symmetry(A, rtol="a"), "rtol must be a number, got 'a'"),
-        (lambda A: metrics.measure(A, rtol=True), "rtol must be a number, got True"),
+        (WITH_ROWS, "rows", "no", TypeError),
+        (SEES, "causal", "no", TypeError),
+        (SEES, "visible", torch.ones(4, 4), TypeError),
+        (SEES, "visible", torch.ones(3, 4, dtype=torch.bool), ValueError),
+        (SEES, "visible", torch.ones(2, 4, 4, dtype=torch.bool), ValueError),
+        (SEES, "visible", torch.ones(1, 3, 4, 4, dtype=torch.bool), ValueError),
+        (SEES, "visible", torch.eye(4, dtype=torch.bool), ValueError),
+        ([metrics.window], "share", "0.5", TypeError),
+        ([metrics.window], "share", 0.0, ValueError),
+        ([metrics.window], "share", 1.5, ValueError),
+        ([metrics.symmetry, metrics.measure], "rtol", "a", TypeError),
+        ([metrics.symmetry, metrics.measure], "rtol", True, TypeError),
+        ([metrics.sink_rate], "sinks", 0, ValueError),
+        ([metrics.half_life], "side", "left", ValueError),
     ],
 )
-def test_options_of_another_type_raise_an_error(call, words):
-    with pytest.raises(TypeError, match=words):
-        call(torch.eye(4))
+def test_options_that_do_not_fit_are_named(functions, option, wrong, error):
+    for function in functions:
+        with pytest.raises(error, match=option):
+            function(random_attention(2, 2, 4, 4), **{option: wrong})
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["direction_balance", "adjusted_locality", "past_locality", "distance_profile", "mean_distance", "half_life",
-     "toeplitz_share", "entropy", "sink_rate"],
-)  # fmt: skip
-def test_smooth_complementary_metrics_are_differentiable(name):
-    logits = torch.randn(2, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    i = torch.arange(7)
-    near = -2 * (i - i[:, None]).abs()  # half_life is infinite, without a gradient, where attention does not fall
-    assert torch.autograd.gradcheck(lambda x: getattr(metrics, name)((x + near).softmax(-1)), logits)
+def test_causal_and_visible_together_are_refused():
+    for metric in SEES:
+        with pytest.raises(ValueError, match="give one of them"):
+            metric(uniform(8), causal=False, visible=torch.ones(8, 8, dtype=torch.bool))
 
 
 SMOOTH = [name for name in FLOATS if name not in ("window", "monotonicity")] + ["measure"]
 ZEROS = {
     "causal": torch.ones(7, 7).tril(),
+    "nothing": torch.ones(7, 7),
     "window": torch.ones(7, 7).tril().triu(-2),
     "two sided window": torch.ones(7, 7).tril(2).triu(-2),
     "identity": torch.eye(7),
@@ -542,25 +451,24 @@ ZEROS = {
 
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("hidden", ZEROS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.filterwarnings("ignore:the attention is one-sided")
-def test_masked_keys_leave_the_gradients_finite(name, hidden, dtype):
+def test_gradients_are_those_of_finite_differences_and_finite_where_keys_are_hidden(name, hidden):
     keys = ZEROS[hidden].bool()
-    n = len(keys)
-    logits = torch.randn(2, n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logits = logits.to(dtype).requires_grad_()
+    i = torch.arange(len(keys))
+    near = -2.0 * (i - i[:, None]).abs()  # half_life is infinite, without a gradient, where attention does not fall
+    drawn = torch.randn(2, *keys.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def numbers(logits):
-        values = getattr(metrics, name)(logits.masked_fill(~keys, -math.inf).softmax(-1))
-        values = (
-            torch.stack([values.locality, values.symmetry, values.relative_asymmetry]) if name == "measure" else values
-        )
+    def finite_values(logits):
+        values = numbers(getattr(metrics, name)((logits + near).masked_fill(~keys, -math.inf).softmax(-1)))
+        values = torch.stack(values)
         return values[values.isfinite()]
 
-    (gradient,) = torch.autograd.grad(numbers(logits).sum() + 0 * logits.sum(), logits)
-    assert gradient.isfinite().all()
-    if dtype == torch.float64 and numbers(logits).numel():
-        assert torch.autograd.gradcheck(numbers, logits)
+    for dtype in (torch.float32, torch.float64):
+        logits = drawn.to(dtype).requires_grad_()
+        (gradient,) = torch.autograd.grad(finite_values(logits).sum() + 0 * logits.sum(), logits)
+        assert gradient.isfinite().all()
+    if finite_values(logits).numel():
+        assert torch.autograd.gradcheck(finite_values, logits, fast_mode=hidden != "nothing")
 
 
 @pytest.mark.parametrize("name", ["adjusted_locality", "entropy", "past_locality", "half_life"])

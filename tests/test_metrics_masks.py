@@ -1,6 +1,5 @@
 """Padding and cropping: only the counting tokens enter the values."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ from pelocality import metrics
 from pelocality.encodings import ALiBi, PositionalSelfAttention
 from pelocality.metrics import _inputs, crop, distance_profile, entropy, locality, measure
 from tests.names import METRICS
-from tests.test_metrics import random_attention
+from tests.test_metrics import numbers, random_attention
 
 NAMES = [name for name in METRICS if name not in ("measure", "crop")]
 WITH_ROWS = [
@@ -156,74 +155,45 @@ def test_gradients_pass_through_a_mask():
     assert attention.grad[0, :, 7:].abs().sum() == 0
 
 
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        (torch.ones(3, 8), "does not fit"),
-        (torch.ones(2, 7), "does not fit"),
-        (torch.ones(2, 2, 1, 8), "does not fit"),
-        (torch.ones(8, 8).tril(), r"does not see give visible= where the metric takes it"),
-        (torch.ones(2, 1, 8, 8).tril(), r"does not see give visible= where the metric takes it"),
-        (torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]] * 2), "unbroken"),
-        (torch.zeros(2, 8), r"0 everywhere, which is ambiguous: .* if it is additive; without padding, leave"),
-        (torch.zeros(2, 8, dtype=torch.long), "at least one"),
-        (torch.tensor([[0.0] * 8, [1.0] * 8]), "at least one"),
-        (torch.full((2, 8), 0.5), "got 0.5"),
-        (torch.full((2, 8), torch.nan), "got nan"),
-        (torch.tensor([[0.0] * 7 + [-1.0]] * 2), "got -1"),
-        (torch.tensor([[0.0] * 7 + [-900.0]] * 2), "got -900"),
-        (torch.tensor([[1] * 7 + [-1]] * 2), "got -1"),
-        (torch.tensor([[1] * 6 + [2, 2]] * 2), "got 2"),
-        (torch.tensor([[1.0] * 7 + [-torch.inf]] * 2), "got -inf beside 1"),
-        (torch.tensor([[0.0] * 7 + [torch.inf]] * 2), "got inf"),
+MASKS = {
+    "does not fit": [torch.ones(3, 8), torch.ones(2, 7), torch.ones(2, 2, 1, 8)],
+    "give visible=": [torch.ones(8, 8).tril(), torch.ones(2, 1, 8, 8).tril()],
+    "unbroken": [torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]] * 2)],
+    "ambiguous": [torch.zeros(2, 8)],
+    "at least one": [torch.zeros(2, 8, dtype=torch.long), torch.tensor([[0.0] * 8, [1.0] * 8])],
+    "mask must hold": [
+        torch.full((2, 8), 0.5),
+        torch.full((2, 8), torch.nan),
+        torch.tensor([[1] * 6 + [2, 2]] * 2),
+        torch.tensor([[1] * 7 + [-1]] * 2),
+        *(torch.tensor([[0.0] * 7 + [odd]] * 2) for odd in (-1.0, -900.0, torch.inf)),
+        torch.tensor([[1.0] * 7 + [-torch.inf]] * 2),
     ],
-)
-def test_invalid_mask_values_raise_an_error(mask, words):
-    with pytest.raises(ValueError, match=words):
-        locality(random_attention(2, 2, 8, 8), mask=mask)
+}
 
 
-@pytest.mark.parametrize(
-    "mask", ["all", [[1, 1], [1]], torch.ones(2, 8, dtype=torch.complex64), {"mask": 1}, [None] * 8]
-)
-def test_invalid_mask_types_raise_an_error(mask):
-    with pytest.raises(TypeError, match="mask must"):
-        locality(random_attention(2, 2, 8, 8), mask=mask)
+@pytest.mark.parametrize("words", MASKS)
+def test_masks_that_would_be_misread_are_refused(words):
+    for mask in MASKS[words]:
+        with pytest.raises(ValueError, match=words):
+            locality(random_attention(2, 2, 8, 8), mask=mask)
 
 
-def test_logits_with_a_mask_raise_an_error():
-    with pytest.raises(ValueError, match="softmax"):
-        locality(torch.rand(2, 8, 8), mask=torch.ones(2, 8))
+def test_crops_that_keep_no_weight_are_refused():
+    for call, error in (
+        (lambda: crop(random_attention(4, 4), 3, 2), ValueError),
+        (lambda: crop(torch.eye(4)[[0, 0, 2, 3]], 1), ValueError),
+        (lambda: crop(random_attention(4, 4), 1.5), TypeError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert crop(random_attention(4, 4), np.int64(-3), np.int64(-1)).shape == (2, 2)
 
 
 def test_crop_accepts_negative_indices_like_a_slice():
     attention = random_attention(3, 9, 9)
     torch.testing.assert_close(crop(attention, 1, -1), crop(attention, 1, 8))
     torch.testing.assert_close(crop(attention, 1, -1).sum(-1), torch.ones(3, 7, dtype=torch.float64))
-
-
-def test_crop_accepts_the_inputs_of_the_metrics():
-    layers = tuple(random_attention(2, 3, 9, 9, seed=seed) for seed in range(4))
-    torch.testing.assert_close(crop(layers, 2, -1), torch.stack([crop(layer, 2, -1) for layer in layers]))
-    with pytest.raises(ValueError, match="eager"):
-        crop((None, None), 1)
-
-
-@pytest.mark.parametrize(("name", "given"), [("start", 1.5), ("start", True), ("stop", "a"), ("stop", 2.0)])
-def test_the_ends_of_a_crop_are_integers(name, given):
-    with pytest.raises(TypeError, match=f"{name} must be an integer, got {given!r}"):
-        crop(random_attention(4, 4), **{name: given})
-    assert crop(random_attention(4, 4), np.int64(-3), np.int64(-1)).shape == (2, 2)
-
-
-def test_an_empty_crop_raises_an_error():
-    with pytest.raises(ValueError, match="keeps no token"):
-        crop(random_attention(4, 4), 3, 2)
-
-
-def test_crop_raises_an_error_for_a_row_without_remaining_weight():
-    with pytest.raises(ValueError, match="renormalised"):
-        crop(torch.eye(4)[[0, 0, 2, 3]], 1)
 
 
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
@@ -249,10 +219,6 @@ def test_many_matrices_are_measured_in_parts(name, hidden, monkeypatch):
     torch.testing.assert_close(in_parts, together, equal_nan=True)
 
 
-def numbers(found):
-    return list(dataclasses.astuple(found)) if dataclasses.is_dataclass(found) else [found]
-
-
 def test_the_first_tokens_of_padded_sequences_are_the_first_that_count():
     attention, mask = padded([5, 8], 8, left=True)
     found = locality(attention, mask=mask, without_first=1)
@@ -276,21 +242,12 @@ def test_masks_do_not_depend_on_the_default_device(flags):
     attention = random_attention(2, 3, 4, 4)
     attention[0, :, :, 3] = 0
     attention /= attention.sum(-1, keepdim=True)
-    expected = locality(attention, mask=flags)
+    seen = np.ones((4, 4), bool)
+    calls = (
+        lambda: locality(attention, mask=flags),
+        lambda: entropy(attention, visible=seen),
+        lambda: entropy(SimpleNamespace(attention=attention, visible=torch.from_numpy(seen))),
+    )
+    expected = [call() for call in calls]
     with torch.device("meta"):  # as torch.set_default_device("cuda") for matrices on the CPU
-        found = locality(attention, mask=flags)
-    assert torch.equal(found, expected)
-
-
-def test_visible_keys_do_not_depend_on_the_default_device():
-    attention, seen = random_attention(4, 4), np.ones((4, 4), bool)
-    expected = entropy(attention, visible=seen), entropy(SimpleNamespace(attention=attention, visible=seen))
-    with torch.device("meta"):
-        found = entropy(attention, visible=seen), entropy(SimpleNamespace(attention=attention, visible=seen))
-    assert found == expected
-
-
-@pytest.mark.parametrize("given", ["abc", [[True], [True, False]], {}])
-def test_visible_that_is_no_tensor_is_refused(given):
-    with pytest.raises(TypeError, match=f"visible must be a tensor or an array, got {type(given).__name__}: "):
-        entropy(random_attention(4, 4), visible=given)
+        assert all(torch.equal(call(), value) for call, value in zip(calls, expected, strict=True))

@@ -1,14 +1,13 @@
 """Attached models with caches, memories and compilers, interrupts, and refused arguments."""
 
 import copy
-import weakref
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, RotaryEncoding, _cache
+from pelocality.encodings import ALiBi, AttenuatedEncoding, Encoding, FixedWindow, NoEncoding, RotaryEncoding
 from pelocality.models import SequenceModel, _calls, _inference, _restore, attached
 from pelocality.models.attaching import attach as attachment, attention, calls, installing, positions, saving, submodule
 from pelocality.models.families import _keys, disentangled, relative
@@ -155,22 +154,6 @@ def test_a_fixed_encoding_compiles_into_one_graph(name):
         output = torch.compile(model, backend="aot_eager", fullgraph=True)(ids, use_cache=False)[0]
     torch.testing.assert_close(output, expected)
     torch.compiler.reset()
-
-
-def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls(monkeypatch):
-    built, bias = [], AttenuatedEncoding.bias
-
-    def counted(self, *arguments):
-        built.append(self)
-        return bias(self, *arguments)
-
-    monkeypatch.setattr(AttenuatedEncoding, "bias", counted)
-    monkeypatch.setattr(_cache, "_ENTRIES", weakref.WeakValueDictionary())
-    model = tiny("bert")
-    with attach(model, AttenuatedEncoding(decay=0.3)):
-        for _ in range(3):
-            hidden(model, tokens(2, N))
-    assert len(built) == 1
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -23,7 +23,7 @@ from pelocality.encodings import (
 )
 from pelocality.models import attached, load, positional_attention
 from tests.families import add_adapter, assert_same_outputs, family_of, same_weights, tiny, tokens
-from tests.test_encodings_cache import Pair
+from tests.test_encodings_modules import Pair
 from tests.test_models_attachment import attach, hidden, normalised_over_keys, random_table
 
 N = 11

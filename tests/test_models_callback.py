@@ -32,7 +32,7 @@ from pelocality.metrics import adjusted_locality, locality, measure
 from pelocality.models import SequenceModel, attach, identical_patches, positional_attention
 from pelocality.models.measuring.samples import CAUSAL
 from pelocality.models.training.callback import BIDIRECTIONAL, LocalityCallback, encoding_parameters, trajectory
-from tests.test_encodings_cache import Pair
+from tests.test_encodings_modules import Pair
 
 ROWS = [
     {"input_ids": ids, "labels": ids} for ids in torch.randint(5, 99, (32, 16), generator=torch.manual_seed(0)).tolist()

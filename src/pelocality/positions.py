@@ -96,16 +96,15 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
-        given = {name: each for name, each in (("keys", keys), ("queries", queries)) if each is not None}
-        found = {name: _coordinates(name, each) for name, each in given.items()}
-        self._keys, self._queries = (found[name][0] if name in found else None for name in ("keys", "queries"))
+        none: tuple[Floats | None, float] = (None, 0.0)
+        self._keys, rounding = none if keys is None else _coordinates("keys", keys)
+        self._queries, of_queries = none if queries is None else _coordinates("queries", queries)
         if self._keys is not None and self._queries is not None and self._queries.shape[1] != self._keys.shape[1]:
             axes = f"{self._queries.shape[1]} and {self._keys.shape[1]} coordinates"
             raise ValueError(f"queries and keys must have the same number of coordinates, got {axes}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
-        rounding = max((each for _, each in found.values()), default=0.0)
-        self.tolerance = rounding if tolerance is None else float(tolerance)
+        self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
         self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
         if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
             _refuse_packed(self._keys[:, 0])
@@ -154,10 +153,10 @@ class Positions(Configurable):
             >>> Positions.packed([3, 4, 0, 0, 1]).sequence.tolist()
             [0, 0, 1, 2, 2]
         """
-        found, _ = _coordinates("position_ids", position_ids)
-        if found.dtype.kind not in "iu" or found.shape[1] != 1:
+        numbers, _ = _coordinates("position_ids", position_ids)
+        if numbers.dtype.kind not in "iu" or numbers.shape[1] != 1:
             raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
-        return cls(found, sequence=np.cumsum(np.diff(found[:, 0], prepend=found[0, 0] - 1) != 1))
+        return cls(numbers, sequence=np.cumsum(np.diff(numbers[:, 0], prepend=numbers[0, 0] - 1) != 1))
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -280,10 +279,10 @@ class Positions(Configurable):
             chosen: Which keys count, boolean (m, n).
         """
         rings = np.where(chosen.numpy(), self.rings[1].numpy(), -1)
-        found = np.full_like(rings, -1)
-        for row, into in zip(rings, found, strict=True):
+        by_query = np.full_like(rings, -1)
+        for row, into in zip(rings, by_query, strict=True):
             into[row >= 0] = np.unique(row[row >= 0], return_inverse=True)[1]
-        return _tensor(found)
+        return _tensor(by_query)
 
     @cached_property
     def displacements(self) -> Tensor:
@@ -357,12 +356,12 @@ class Positions(Configurable):
 
     def _cut(self, chosen: slice) -> Self:
         if self._distances is not None:
-            found = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
+            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
         else:
             sequence = None if self._sequence is None else self._sequence[chosen]
-            found = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
-        vars(found)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
-        return found
+            part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
+        vars(part)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
+        return part
 
     # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
 
@@ -386,10 +385,10 @@ class Positions(Configurable):
         exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
         rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
         level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
-        found = level[index[:-1]].reshape(self.shape)
+        distance = level[index[:-1]].reshape(self.shape)
         if self._sequence is None:
-            return found
-        return np.where(self._sequence == self._sequence[:, None], found, np.inf)
+            return distance
+        return np.where(self._sequence == self._sequence[:, None], distance, np.inf)
 
     @cached_property
     def _places(self) -> Integers:
@@ -405,36 +404,36 @@ def _tensor(array: NDArray[Any]) -> Tensor:
 def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
     """Return coordinates (n, d) as int64 or float64, and the rounding of their dtype at the largest of them."""
     check_unmasked(name, given)
-    if isinstance(given, Positions):
-        raise TypeError(f"{name} must be coordinates, got Positions, which are passed as they are")
-    if not hasattr(given, "detach") and np.asarray(given).dtype.kind in "mM":
-        raise TypeError(f"{name} must be numbers, got times; give seconds, (t - t[0]) / np.timedelta64(1, 's')")
-    found = real_numbers(name, given)
-    if found.dtype.kind == "b":
+    coordinates = real_numbers(name, given)
+    if coordinates.dtype.kind == "b":
         raise TypeError(f"{name} must be coordinates, got booleans; a mask is given as mask=")
-    found = found[:, None] if found.ndim == 1 else found
-    if found.ndim != 2 or 0 in found.shape:
+    coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
+    if coordinates.ndim != 2 or 0 in coordinates.shape:
         advice = "the sequences of a batch are measured one at a time"
-        raise ValueError(f"{name} must be coordinates (n,) or (n, d), got shape {found.shape}; {advice}")
-    if found.shape[0] == found.shape[1] > 1 and not found.diagonal().any() and (found >= 0).all():
+        raise ValueError(f"{name} must be coordinates (n,) or (n, d), got shape {coordinates.shape}; {advice}")
+    if (
+        coordinates.shape[0] == coordinates.shape[1] > 1
+        and not coordinates.diagonal().any()
+        and (coordinates >= 0).all()
+    ):
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
-    if found.dtype.kind in "iu":
-        return found.astype(np.int64), 0.0
-    found = found.astype(np.float64)
-    largest = float(np.abs(found).max())
+    if coordinates.dtype.kind in "iu":
+        return coordinates.astype(np.int64), 0.0
+    coordinates = coordinates.astype(np.float64)
+    largest = float(np.abs(coordinates).max())
     if not largest < 1e150:  # squares must be finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
     precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
-    return found, 8 * float(precision.eps) * largest
+    return coordinates, 8 * float(precision.eps) * largest
 
 
 def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integers:
     """Return the number of the sequence of each key, (n,)."""
-    found = real_numbers("sequence", given)
-    if keys is None or queries is not None or found.shape != (len(keys),) or found.dtype.kind not in "iu":
-        wanted = "one integer for each key, which are queries too"
-        raise ValueError(f"sequence must be {wanted}, got {found.dtype} of shape {found.shape}")
-    return np.unique(found, return_inverse=True)[1]
+    numbers = real_numbers("sequence", given)
+    if keys is None or queries is not None or numbers.shape != (len(keys),) or numbers.dtype.kind not in "iu":
+        expected = "one integer for each key, which are queries too"
+        raise ValueError(f"sequence must be {expected}, got {numbers.dtype} of shape {numbers.shape}")
+    return np.unique(numbers, return_inverse=True)[1]
 
 
 def _refuse_packed(line: Floats) -> None:
@@ -451,12 +450,12 @@ def _refuse_packed(line: Floats) -> None:
 def _distances(given: Any) -> Floats:
     """Return distances, (m, n)."""
     check_unmasked("distances", given)
-    found = real_numbers("distances", given).astype(np.float64)
-    if found.ndim != 2 or 0 in found.shape:
-        raise ValueError(f"distances must be a matrix (query, key), got shape {found.shape}")
-    if not (found >= 0).all():
+    matrix = real_numbers("distances", given).astype(np.float64)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"distances must be a matrix (query, key), got shape {matrix.shape}")
+    if not (matrix >= 0).all():
         raise ValueError("distances must be at least 0, infinite where nothing connects a query and a key")
-    return found
+    return matrix
 
 
 def _numbered(vectors: Floats, tolerance: float, codes: Integers | int = 0) -> Integers:
@@ -475,15 +474,15 @@ def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
     """
     finite = np.isfinite(values)
     different, index = np.unique(values[finite], return_inverse=True)
-    found = np.full(values.shape, -1, np.int64)
+    levels = np.full(values.shape, -1, np.int64)
     if tolerance > 0 and len(different) > 1:
         run = np.concatenate([[0], np.cumsum(np.diff(different) > tolerance)])  # values that follow closely are a run
         start = different[np.unique(run, return_index=True)[1]][run]
         piece = np.where(different - start > 2 * tolerance, (different - start) // tolerance, 0)
         level = np.concatenate([[0], np.cumsum((np.diff(run) > 0) | (np.diff(piece) > 0))])
         different, index = different[np.unique(level, return_index=True)[1]], level[index]
-    found[finite] = index
-    return different, found
+    levels[finite] = index
+    return different, levels
 
 
 def _nearest(levels: Floats, values: Floats, tolerance: float) -> Integers:

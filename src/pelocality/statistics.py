@@ -346,30 +346,24 @@ def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple
 
 
 def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
-    """Return the number of each row's group, in the order of their names where they have one, or else as they come."""
+    """Return the number of each row's group, in the order in which they come."""
     check_unmasked("groups", groups)
+    numbers: dict[Any, int] = {}
     try:
-        rows = pd.Series([_as_key(each) for each in groups], dtype=object).to_numpy(copy=True)
-        missing = pd.isna(rows)
-        rows[missing] = [type(each) for each in rows[missing]]  # pandas takes None, NaN and NaT for one name
-        numbers, names = pd.factorize(rows)
+        return np.array([numbers.setdefault(_as_key(each), len(numbers)) for each in groups], np.intp)
     except TypeError as error:
         raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
-    try:
-        return names.argsort().argsort()[numbers]
-    except TypeError:  # such as 1 and "1"
-        return numbers
 
 
 def _as_key(name: Any) -> Any:
-    """Return a name with numbers for its tensors and arrays; two equal tensors would be two keys."""
+    """Return a name with numbers for its tensors and arrays, and the type of a missing one: both equal no other."""
     if isinstance(name, tuple):
         return tuple(_as_key(each) for each in name)
-    if not (hasattr(name, "detach") or isinstance(name, np.ndarray)):
-        return name
-    if math.prod(name.shape) != 1:
-        raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
-    return name.item()
+    if hasattr(name, "detach") or isinstance(name, np.ndarray):
+        if math.prod(name.shape) != 1:
+            raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
+        name = name.item()
+    return type(name) if name is pd.NA or name != name else name
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
@@ -460,13 +454,13 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     """
     flag("two_sided", two_sided)
     check_unmasked("differences", differences)
-    given = real_numbers("differences", differences)
-    if given.ndim != 2:
-        raise ValueError(f"differences must be (groups, tests), got shape {given.shape}; for one test, add [:, None]")
+    numbers = real_numbers("differences", differences)
+    if numbers.ndim != 2:
+        raise ValueError(f"differences must be (groups, tests), got shape {numbers.shape}; for one test, add [:, None]")
     with np.errstate(invalid="ignore"):  # NaN and infinity
-        sums = given.astype(np.int64)
-    if (sums != given).any():
-        raise ValueError(f"differences must be whole numbers, got {given[sums != given][0]}")
+        sums = numbers.astype(np.int64)
+    if (sums != numbers).any():
+        raise ValueError(f"differences must be whole numbers, got {numbers[sums != numbers][0]}")
     p = np.array([_sign_flip(column[column != 0], two_sided) for column in sums.T], float)
     above_zero: Floats = np.clip(p, np.finfo(float).tiny, 1)
     return above_zero

@@ -41,9 +41,9 @@ def decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) ->
 
     least = _locality_and_balance(0.0, steep(0.0), n)[0]
     if not least < locality < 1:
-        given = "a causal encoding" if causal else f"direction_balance {balance:g}"
+        with_balance = "a causal encoding" if causal else f"direction_balance {balance:g}"
         bounds = f"between {least:.6g} and 1, both excluded, at length {n}"
-        raise ValueError(f"locality with {given} must lie {bounds}, got {locality:g}")
+        raise ValueError(f"locality with {with_balance} must lie {bounds}, got {locality:g}")
     shallow = _root(lambda a: _locality_and_balance(a, steep(a), n)[0] - locality, _FLAT, _STEEP)
     if causal or balance <= 0:
         return shallow, 1.0 if causal else steep(shallow) / shallow
@@ -54,8 +54,8 @@ def _root(residual: Callable[[float], float], low: float, high: float) -> float:
     """Return the decay at which a function is zero; searched over its logarithm, since decays span many magnitudes."""
     if residual(low) * residual(high) > 0:  # the target differs from the bound by less than the rounding of float64
         raise ValueError("the targets are too close to the ends of their range for float64; choose less extreme ones")
-    found = brentq(lambda log: residual(math.exp(log)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
-    return math.exp(float(found))
+    logarithm = brentq(lambda log: residual(math.exp(log)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
+    return math.exp(float(logarithm))
 
 
 def _locality_and_balance(left: float, right: float, n: int) -> tuple[float, float]:

@@ -1,7 +1,5 @@
 """Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -52,7 +50,7 @@ def biased_attention(
 
     Raises:
         TypeError: The encoding is not an `Encoding`, or the mask is not a tensor of booleans.
-        ValueError: Shapes that do not fit, or an encoding with another number of heads or on another device.
+        ValueError: Shapes that do not fit, or an encoding with another number of heads.
 
     Note:
         On CUDA, FlexAttention with ``encoding.score_modification`` needs no n x n matrix.
@@ -65,7 +63,7 @@ def biased_attention(
     """
     encoding = getattr(encoding, "_orig_mod", encoding)  # the module inside torch.compile's wrapper
     if flag("enable_gqa", enable_gqa):
-        key, value = (_repeated(each, query) for each in (key, value))
+        key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     _check(query, key, value, encoding, mask)
     if mask is None and dropout_p == 0:
         bias = _bias_by_distance(query, key, value, encoding)
@@ -75,32 +73,21 @@ def biased_attention(
     return attend(query, key, value, added, dropout_p, scale)
 
 
-def _repeated(tensor: Any, query: Any) -> Any:
-    """Return keys or values with the heads of the query; as they are where they do not fit, which is refused later."""
-    if not isinstance(tensor, Tensor) or not isinstance(query, Tensor) or {tensor.ndim, query.ndim} != {4}:
-        return tensor
-    heads, groups = query.shape[1], tensor.shape[1]
-    return tensor.repeat_interleave(heads // groups, 1) if groups and heads % groups == 0 else tensor
-
-
 def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding) -> Tensor | None:
     """Return the bias by distance, (heads or 1, q + k - 1), or None if attention needs the matrix."""
     queries, keys = query.shape[-2], key.shape[-2]
     if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0 or query.device.type != "cpu":
         return None
-    if query.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled("cpu"):
-        return None  # half precision rounds the finished bias
-    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
+    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz or torch.is_autocast_enabled("cpu"):
         return None
     bias = encoding.by_distance(queries, keys)
-    if any(type(each) not in (Tensor, nn.Parameter) for each in (query, key, value, bias)):
-        return None
-    if transformed(query, key, value, bias) or torch.promote_types(bias.dtype, query.dtype) != query.dtype:
-        return None
-    if torch.is_grad_enabled() and bias.requires_grad:  # the fast kernel has no gradient of the bias
-        return None
-    sees_itself = bool(bias[:, keys - 1].isfinite().all())  # then no query is fully masked
-    return bias.to(query.dtype) if sees_itself else None
+    tensors = query, key, value, bias
+    plain = all(type(each) in (Tensor, nn.Parameter) for each in tensors) and not transformed(*tensors)
+    exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
+    learned = torch.is_grad_enabled() and bias.requires_grad  # the fast kernel has no gradient of the bias
+    # a query that sees itself is not fully masked
+    fits = plain and exact and not learned and bool(bias[:, keys - 1].isfinite().all())
+    return bias.to(query.dtype) if fits else None
 
 
 def _query_reversed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
@@ -111,8 +98,7 @@ def _query_reversed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, sca
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
     """Raise an error if types or shapes do not fit."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_tensor(name, tensor)
+    check_tensor("query", query)
     same_batch = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
     if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
@@ -120,9 +106,6 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         groups = "keys and values of fewer heads need enable_gqa=True and a number that divides the query's heads"
         raise ValueError(f"{wanted}, got shapes {shapes}; {groups}")
     check_encoding(encoding, query.shape[1])
-    if encoding.device != query.device:
-        wanted = f"encoding must be on {query.device}, as the query is, got one on {encoding.device}"
-        raise ValueError(f"{wanted}; call encoding.to({str(query.device)!r})")
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

@@ -137,8 +137,6 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         check_tensor("query", query)
         if query.ndim not in (2, 3) or query.shape[-1] != self.embed_dim:
             raise ValueError(f"query must be ([batch,] n, {self.embed_dim}), got shape {tuple(query.shape)}")
-        if query.shape[-2] == 0:
-            raise ValueError(f"query must hold at least one position, got shape {tuple(query.shape)}")
         x = query if query.ndim == 3 else query[None]
         added, visible = self._masks(x, key_padding_mask, attn_mask, is_causal)  # (batch or 1, heads or 1, n or 1, n)
 

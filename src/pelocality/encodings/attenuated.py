@@ -1,7 +1,7 @@
 """The attenuated encoding of the paper, with adjustable locality and symmetry."""
 
 import functools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, Self
 
 import numpy as np
@@ -32,6 +32,18 @@ def _named_in_words(init: Callable[_Arguments, None]) -> Callable[_Arguments, No
         init(*args, **options)
 
     return checked
+
+
+def _argument(name: str, doc: str) -> property:
+    """Return a property that reads an argument with one number per head, and assigns it."""
+
+    def read(encoding: "AttenuatedEncoding") -> Tensor:
+        return encoding._value(name).expand(encoding.heads)
+
+    def assign(encoding: "AttenuatedEncoding", value: PerHead) -> None:
+        encoding._assign(name, value)
+
+    return property(read, assign, doc=doc)
 
 
 class AttenuatedEncoding(RelativeEncoding):
@@ -103,23 +115,8 @@ class AttenuatedEncoding(RelativeEncoding):
         names = _names(learnable, causal)
         self.learnable = bool(learnable) if isinstance(learnable, bool | np.bool_) else names
         self._learned = frozenset(names)
-        lean = per_head("symmetry", symmetry, heads)
-        self._check_symmetry(lean, causal)
-        self._register("decay", per_head("decay", decay, heads))
-        self._register("symmetry", lean)
-        self._register("scale", per_head("scale", scale, heads, positive=False))
-
-    def _check_symmetry(self, value: Tensor, causal: bool) -> None:
-        if causal and (bool((value != 1).any()) or "symmetry" in self._learned):
-            raise ValueError("with causal=True, symmetry must be 1 and not learned, as the right side is hidden")
-
-    def _register(self, name: str, value: Tensor) -> None:
-        """Store an argument as a parameter if it is learned, else as a buffer."""
-        if name in self._learned:
-            start = value if name == "scale" else value.log()
-            self.register_parameter(_LEARNABLE[name], nn.Parameter(self._constant(start.expand(self.heads))))
-        else:
-            self.register_buffer(f"fixed_{name}", self._constant(value))
+        for name, value in (("decay", decay), ("symmetry", symmetry), ("scale", scale)):
+            self._assign(name, value)
 
     def _value(self, name: str) -> Tensor:
         """Return the current value of an argument, (1,) or (heads,)."""
@@ -130,42 +127,23 @@ class AttenuatedEncoding(RelativeEncoding):
         return positive(stored) if learned and name != "scale" else stored
 
     def _assign(self, name: str, value: PerHead) -> None:
-        """Set an argument to other numbers, which a learned one goes on from."""
+        """Set an argument: a parameter if it is learned, which goes on from these numbers, or else a buffer."""
         numbers = per_head(name, value, self.heads, positive=name != "scale")
-        if name == "symmetry":
-            self._check_symmetry(numbers, self.causal)
-        if name in self._learned:
-            with torch.no_grad():
-                getattr(self, _LEARNABLE[name]).copy_(numbers if name == "scale" else numbers.log())
-        else:
+        if name == "symmetry" and self.causal and (name in self._learned or bool((numbers != 1).any())):
+            raise ValueError("with causal=True, symmetry must be 1 and not learned, as the right side is hidden")
+        if name not in self._learned:
             self.register_buffer(f"fixed_{name}", self._constant(numbers))
+            return
+        free = self._constant(numbers if name == "scale" else numbers.log()).expand(self.heads)
+        if hasattr(self, _LEARNABLE[name]):
+            with torch.no_grad():
+                getattr(self, _LEARNABLE[name]).copy_(free)
+        else:
+            self.register_parameter(_LEARNABLE[name], nn.Parameter(free.clone()))
 
-    @property
-    def decay(self) -> Tensor:
-        """The paper's w, (heads,); it can be assigned."""
-        return self._value("decay").expand(self.heads)
-
-    @decay.setter
-    def decay(self, value: PerHead) -> None:
-        self._assign("decay", value)
-
-    @property
-    def symmetry(self) -> Tensor:
-        """The paper's s, (heads,); it can be assigned."""
-        return self._value("symmetry").expand(self.heads)
-
-    @symmetry.setter
-    def symmetry(self, value: PerHead) -> None:
-        self._assign("symmetry", value)
-
-    @property
-    def scale(self) -> Tensor:
-        """The factor of the bias, (heads,); it can be assigned."""
-        return self._value("scale").expand(self.heads)
-
-    @scale.setter
-    def scale(self, value: PerHead) -> None:
-        self._assign("scale", value)
+    decay = _argument("decay", "The paper's w, (heads,); it can be assigned.")
+    symmetry = _argument("symmetry", "The paper's s, (heads,); it can be assigned.")
+    scale = _argument("scale", "The factor of the bias, (heads,); it can be assigned.")
 
     @property
     def is_toeplitz(self) -> bool:  # noqa: D102
@@ -298,8 +276,8 @@ class AttenuatedEncoding(RelativeEncoding):
             per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
         )
         n = count("length", length, least=2)
-        found = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
-        decay, symmetry = zip(*found, strict=True)
+        solutions = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
+        decay, symmetry = zip(*solutions, strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,
@@ -316,12 +294,9 @@ def _names(learnable: bool | Sequence[str], causal: bool) -> tuple[str, ...]:
     """Return the names of the learned arguments."""
     if isinstance(learnable, bool | np.bool_):
         return () if not learnable else ("decay",) if causal else ("decay", "symmetry")
-    if not isinstance(learnable, (str, Sequence, Set)):
-        raise TypeError(f"learnable must be True, False or names of 'decay', 'symmetry', 'scale', got {learnable!r}")
     names = (learnable,) if isinstance(learnable, str) else tuple(learnable)
-    unknown = [name for name in names if name not in _LEARNABLE]
-    if unknown:
-        raise ValueError(f"learnable must be True, False or names of 'decay', 'symmetry', 'scale', got {unknown[0]!r}")
+    for name in names:
+        check_choice("learnable", name, _LEARNABLE)
     return names
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from pelocality._checks import count, described, flag
 from pelocality._configuration import Configurable
-from pelocality.encodings._cache import cached_bias
 from pelocality.encodings._scores import masked_softmax
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -22,9 +21,8 @@ class Encoding(Configurable, nn.Module, ABC):
 
         attention = softmax(q k^T / sqrt(d) + bias)
 
-    A subclass implements `bias`. Each call builds the bias anew, with gradients. Attention caches the bias of this
-    library's encodings without parameters. Positions and constants are float32 or wider, whatever the model's
-    precision. Only the finished bias is cast.
+    A subclass implements `bias`. Each call builds the bias anew, with gradients. Positions and constants are float32 or
+    wider, whatever the model's precision. Only the finished bias is cast.
 
     Args:
         heads: H. An encoding with one head can serve a layer with several heads, which then share it.
@@ -101,7 +99,7 @@ class Encoding(Configurable, nn.Module, ABC):
             TypeError: A length that is not an integer, a mask of floats, or a dtype that is not floating-point.
             ValueError: A length below 1, more queries than keys, or a mask of the wrong shape.
         """
-        return self._expand_heads(self._one_bias(query_length, key_length, mask, dtype, shared=False))
+        return self._expand_heads(self._one_bias(query_length, key_length, mask, dtype))
 
     def weights(self, length: int, *, mask: Tensor | None = None) -> Tensor:
         """Return the positional attention of the encoding: attention whose content logits are all equal.
@@ -177,25 +175,15 @@ class Encoding(Configurable, nn.Module, ABC):
         """Return the logits whose softmax over the visible keys is `weights`, (heads or 1, query, key)."""
         return self.bias(query_length, key_length, mask)
 
-    def _one_bias(
-        self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None, *, shared: bool
-    ) -> Tensor:
-        """Return the bias of `forward` with a single head if all heads are equal; from the cache where it is shared."""
+    def _one_bias(self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+        """Return the bias of `forward`, with a single head if all heads are equal."""
         queries, keys = check_lengths(queries, keys)
         dtype = self.dtype if dtype is None else dtype
         if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
         visible = self._checked_mask(mask, queries, keys)
-        if not self.depends_on_mask:
-            visible = None
-
-        def build() -> Tensor:
-            return cast(self.bias(queries, keys, visible).to(self.working_dtype), dtype)
-
-        # a mask may differ at every call; a compiler folds constants itself
-        if not shared or visible is not None or torch.compiler.is_compiling():
-            return build()
-        return cached_bias(self, (queries, keys, dtype, self.device), build)
+        bias = self.bias(queries, keys, visible if self.depends_on_mask else None)
+        return cast(bias.to(self.working_dtype), dtype)
 
     def additive_mask(
         self,
@@ -217,13 +205,10 @@ class Encoding(Configurable, nn.Module, ABC):
 
         Returns:
             (heads or 1, query, key), or (batch or 1, heads or 1, query, key) with a mask. Rounded last, so that in half
-            precision the largest visible bias of a query is exact. Do not write into it: without a mask, equal
-            encodings, such as one per layer, share one tensor.
+            precision the largest visible bias of a query is exact.
         """
-        if mask is None and added is None:
-            return self._one_bias(query_length, key_length, None, dtype, shared=True)
         exact = torch.promote_types(dtype, self.working_dtype)
-        bias = self._one_bias(query_length, key_length, mask, exact, shared=True)
+        bias = self._one_bias(query_length, key_length, mask, exact)
         bias = bias if added is None else bias + added
         return cast(bias, dtype, mask)
 
@@ -299,9 +284,9 @@ class Encoding(Configurable, nn.Module, ABC):
         ]
         for name in (f"fixed_{argument}" for argument in self._per_head):
             # the buffer takes the shape of the state: one number for all heads, or one per head
-            here, given = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)
-            if here is not None and given in ((1,), (self.heads,)) and here.shape != given:
-                self._buffers[name] = here.new_empty(given)
+            here, saved_shape = self._buffers.get(name), getattr(state_dict.get(prefix + name), "shape", None)
+            if here is not None and saved_shape in ((1,), (self.heads,)) and here.shape != saved_shape:
+                self._buffers[name] = here.new_empty(saved_shape)
         super()._load_from_state_dict(state_dict, prefix, *options)
         if self._like.is_meta and options[0].get("assign_to_params_buffers"):
             # `_like` is not in the state, and goes to the device of the tensors in the state

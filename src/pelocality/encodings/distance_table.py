@@ -94,12 +94,9 @@ class DistanceTable(RelativeEncoding):
             form it holds delta, normalised over both sides (in the authors' code over one).
 
         Raises:
-            TypeError: The encoding is not a `RelativeEncoding`.
             ValueError: signed=False but the encoding is not symmetric, shared=True but its heads differ, or the bias
                 has -inf, from which nothing can be learned.
         """
-        if not isinstance(encoding, RelativeEncoding):
-            raise TypeError(f"encoding must be a RelativeEncoding, got {type(encoding).__name__}")
         bias = encoding.interior_bias(count("length", length)).detach()
         if encoding.causal:
             bias = torch.where(torch.arange(1 - length, length, device=bias.device) > 0, 0, bias)
@@ -172,16 +169,13 @@ class DistanceTable(RelativeEncoding):
         # the attention that the queries which see a key at each distance pay to themselves, (layer, head, 2n - 1)
         itself = inner.diagonal(dim1=-2, dim2=-1)[..., None]
         seen = _visible(attention, inner, cut)
-        by_itself, everyone = (
-            diagonal_sums(itself * seen, torch.float64),
-            diagonal_sums(itself.expand_as(inner), torch.float64),
-        )
+        by_itself, everyone = (diagonal_sums(each, torch.float64) for each in (itself * seen, itself.expand_as(inner)))
         tiny = torch.finfo(torch.float32).tiny
         by_itself = torch.where(by_itself > 0, by_itself, everyone)  # no query sees a key at this distance
         values = by_distance.clamp(min=tiny).log() - by_itself.clamp(min=tiny).log()
         if causal is None and hasattr(attention, "visible") and attention.visible is None:
             causal = False
-        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal), []).all())
+        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal)).all())
         if causal:
             values = values[..., :n].flip(-1)  # distances from 0 on
         values = values - values.mean(-1, keepdim=True)

@@ -7,8 +7,8 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, past_only
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._row_pass import RowStatistics, validated_statistics
-from pelocality.metrics._tolerance import Tolerance
+from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_statistics
+from pelocality.metrics._tolerance import Tolerance, check_rows
 from pelocality.positions import Positions
 
 
@@ -16,7 +16,9 @@ def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: b
     """Return the sums over every row of validated weights; ``pairs`` compares opposite keys."""
     positions = matrices.positions
     if positions is None:
-        return validated_statistics(matrices.weights, tolerance, pairs=pairs)
+        statistics = row_statistics(matrices.weights, tolerance, pairs=pairs)
+        check_rows(statistics.total, statistics.smallest, matrices.weights)
+        return statistics
     weights = weights_by_position(matrices)
     total = weights.sum(-1)
     locality = (weights * torch.exp2(-distances(matrices))).sum(-1)
@@ -32,12 +34,7 @@ def _compare(weights: Tensor, positions: Positions, tolerance: Tolerance) -> tup
     here = torch.zeros_like(weights[..., : int(places.max()) + 1]).index_add(-1, places, weights)
     here = here / places.bincount()
     left, right = (torch.where(exists, here.gather(-1, side.expand(*here.shape[:-1], -1)), 0) for side in (left, right))
-    d = (left - right).abs()
-    low, high = torch.where(exists, d, torch.inf).amin(-1), d.amax(-1)
-    excess = torch.where(exists, d - low[..., None], 0).sum(-1)
-    smallest = torch.where(exists, torch.minimum(left, right), torch.inf).amin(-1)
-    irregularity = tolerance.irregularity(excess, high - low, torch.maximum(left, right).amax(-1), smallest)
-    return irregularity, d.sum(-1), (left + right).sum(-1)
+    return compare_pairs(left, right, exists, tolerance)
 
 
 def weights_by_position(matrices: Matrices) -> Tensor:
@@ -117,7 +114,7 @@ def past_and_future(matrices: Matrices) -> tuple[Tensor, Tensor]:
     return offset < 0, offset > 0
 
 
-def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+def seen_keys(matrices: Matrices) -> Tensor:
     """Return which keys each query sees, boolean (batch, m, n): as given, or as `past_only` finds.
 
     Keys at an infinite distance are never seen.
@@ -129,7 +126,7 @@ def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -
     else:
         *_, m, n = weights.shape
         later = None if positions is None or positions.later is None else positions.later.to(weights.device)
-        causal_ones = past_only(weights, causal, inferred, later)
+        causal_ones = past_only(weights, matrices.causal, matrices.inferred, later)
         if positions is None and m == n:
             later = torch.ones(n, n, dtype=torch.bool, device=weights.device).triu(1)
         seen = torch.ones_like(weights, dtype=torch.bool)
@@ -138,11 +135,12 @@ def seen_keys(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -
     return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
 
 
-def visible_counts(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> Tensor:
+def visible_counts(matrices: Matrices) -> Tensor:
     """Return the number of keys that each query sees, (batch, m), in float64; see `seen_keys`."""
     flat = matrices.weights
     *_, m, n = flat.shape
     if matrices.visible is not None or matrices.positions is not None or m != n:
-        return seen_keys(matrices, causal, inferred).sum(-1, dtype=torch.float64)
+        return seen_keys(matrices).sum(-1, dtype=torch.float64)
     position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
-    return torch.where(past_only(flat, causal, inferred)[:, None], position, float(n))
+    causal_ones = past_only(flat, matrices.causal, matrices.inferred)
+    return torch.where(causal_ones[:, None], position, float(n))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pelocality._checks import check_unmasked, count, flag, on_float64_device
 from pelocality._transforms import transformed
-from pelocality.metrics._masks import Mask, Visible, as_tensor, expand_visible, token_spans, visible_by_layer
+from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows, precision_of
 from pelocality.positions import Positions
 
@@ -50,12 +50,16 @@ class Matrices(NamedTuple):
         visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
         dtype: That of the input, by whose rounding a row is judged; half precision for weights converted from it.
         positions: Where queries and keys lie; None on a line of tokens.
+        causal: Whether a query sees only its past, as the caller says; None: it is inferred.
+        inferred: Gets what is inferred, (batch,) of booleans for each call of a kernel.
     """
 
     weights: Tensor
     visible: Tensor | None
     dtype: torch.dtype
     positions: Positions | None = None
+    causal: bool | None = None
+    inferred: list[Tensor] | None = None
 
     def part(self, chosen: Tensor | slice) -> Self:
         """Return some of the matrices."""
@@ -82,11 +86,12 @@ Kernel = Callable[[Matrices], Tensor]
 def map_matrices(
     attention: Attention,
     kernel: Kernel,
-    *,
+    positions: PositionsLike | None = None,
     mask: Mask | None = None,
     without_first: int = 0,
+    *,
     visible: Tensor | None = None,
-    positions: PositionsLike | None = None,
+    rows: bool = False,
     layout: Layout = "scalar",
     may_be_padded: bool = False,
     any_shape: bool = False,
@@ -97,13 +102,14 @@ def map_matrices(
         attention: (..., n, n), or a sequence of such tensors (one per layer).
         kernel: `Matrices` of (batch, n, n) -> (batch,), or what ``layout`` names. It checks the rows of the weights
             itself (see `validated_weights`).
+        positions: Where queries and keys lie. None: those of a result, or else tokens one after the other.
         mask: Which tokens count, see `token_spans`.
         without_first: How many of the first ones do not.
         visible: Which keys each query sees, boolean (n, n), or one for every matrix: as many axes as the attention
             (size 1 repeats); for a sequence of layers one axis more, or shared by all of them.
-        positions: Where queries and keys lie. None: those of a result, or else tokens one after the other.
-        layout: What the kernel returns for each matrix: one number, n (rows), 2n - 1 (offsets) or (n, n) (matrix).
-            Entries of padding are NaN; a matrix starts at its first counting token.
+        rows: Whether the kernel returns a number for each query.
+        layout: What else the kernel returns for each matrix: one number, 2n - 1 (offsets) or (n, n) (matrix). Entries
+            of padding are NaN; a matrix starts at its first counting token.
         may_be_padded: Whether not to warn of what looks like padding without a mask.
         any_shape: Whether the kernel takes rectangles without positions.
 
@@ -111,16 +117,17 @@ def map_matrices(
         (...), (..., n), (..., 2n-1) or (..., n, n); a sequence of layers adds a leading axis.
 
     Raises:
-        TypeError: The attention is not a float tensor, array or sequence of them, or the mask is not a mask.
+        TypeError: The attention is not a float tensor, array or sequence of them.
         ValueError: It is not square, has no positions, its layers differ in shape, or a mask or positions do not fit.
     """
     if positions is None and hasattr(attention, "attention"):
         positions = getattr(attention, "positions", None)
-    options: dict[str, Any] = {"without_first": without_first, "layout": layout, "may_be_padded": may_be_padded}
-    options |= {"any_shape": any_shape, "positions": None if positions is None else Positions.of(positions)}
+    places = None if positions is None else Positions.of(positions)
+    options: dict[str, Any] = {"positions": places, "mask": mask, "without_first": without_first, "layout": layout}
+    options |= {"rows": flag("rows", rows), "may_be_padded": may_be_padded, "any_shape": any_shape}
     if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
-        return eager(attention, kernel, mask=mask, visible=visible, **options)
+        return eager(attention, kernel, visible=visible, **options)
     options["may_be_padded"] |= hasattr(attention, "attention")  # a result of this library has no padding
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
@@ -131,10 +138,9 @@ def map_matrices(
             several = ", ".join(map(str, shapes))
             raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
-        return torch.stack([map_matrices(each, kernel, mask=mask, visible=seen, **options) for each, seen in by_layer])
-    given = float_tensor("attention", attention)
-    weights = on_float64_device(given)
-    places: Positions | None = options["positions"]
+        return torch.stack([map_matrices(each, kernel, visible=seen, **options) for each, seen in by_layer])
+    tensor = float_tensor("attention", attention)
+    weights = on_float64_device(tensor)
     _check_shape(weights, places, any_shape)
     *leading, m, n = weights.shape
     if without_first and places is not None and places.sequence is not None and int(places.sequence.max()) > 0:
@@ -161,31 +167,28 @@ def map_matrices(
     if spans is None or not len(spans):
         values = _map_parts(matrices, kernel)
     else:
-        values = _map_spans(matrices, spans, kernel, layout)
-    return values.reshape((*leading, *values.shape[1:])).to(given.device)
+        values = _map_spans(matrices, spans, kernel, "rows" if rows else layout)
+    return values.reshape((*leading, *values.shape[1:])).to(tensor.device)
 
 
 def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) -> None:
     """Raise ValueError unless the matrices (..., m, n) fit the positions, or are square without any."""
     shape = tuple(weights.shape)
     if positions is not None:
-        wanted = tuple(positions.before + size for size in positions.shape)
-        if shape[-2:] != wanted:
+        expected = tuple(positions.before + size for size in positions.shape)
+        if shape[-2:] != expected:
             advice = "first tokens without a place are counted by before=, other queries are named by queries="
             if positions.dimensions == shape[-1]:
                 advice = "of a batch, measure one row at a time, positions[0]"
-            raise ValueError(f"positions are of {wanted[0]} queries and {wanted[1]} keys, got shape {shape}; {advice}")
+            raise ValueError(
+                f"positions are of {expected[0]} queries and {expected[1]} keys, got shape {shape}; {advice}"
+            )
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
         raise ValueError(
             f"attention must be square, (..., n, n) with n >= 1, got shape {shape}; for cross-attention or steps of "
             "generate, say where queries and keys lie, positions=Positions(keys, queries); give logits by distance to "
             "measure_relative"
         )
-
-
-def layout_of(rows: bool) -> Layout:
-    """Return what a kernel returns for each matrix: n numbers or one."""
-    return "rows" if flag("rows", rows) else "scalar"
 
 
 def unwrap(attention: Attention) -> Any:
@@ -197,26 +200,58 @@ def unwrap(attention: Attention) -> Any:
 
 def leading_shape(attention: Attention) -> tuple[int, ...]:
     """Return the axes of the attention before (query, key); a sequence of layers has one more."""
-    given = unwrap(attention)
-    layers = isinstance(given, list | tuple)
-    inner = tuple(getattr(unwrap(given[0]) if layers and given else given, "shape", ()))[:-2]
-    return (len(given), *inner) if layers else inner
+    weights = unwrap(attention)
+    layers = isinstance(weights, list | tuple)
+    inner = tuple(getattr(unwrap(weights[0]) if layers and weights else weights, "shape", ()))[:-2]
+    return (len(weights), *inner) if layers else inner
 
 
-def resolve_visible(attention: Attention, visible: Visible | None, causal: bool | None) -> Tensor | None:
-    """Return visible, or else the ``.visible`` of a result (all keys, if that is None); None if causality decides."""
-    if causal is not None:
-        flag("causal", causal)
-    if visible is not None and causal is not None:
+def map_with_visible(
+    attention: Attention, kernel: Kernel, *tokens: Any, causal: bool | None, visible: Visible | None, **options: Any
+) -> Tensor:
+    """Apply a kernel that depends on which keys a query sees, as `map_matrices` does.
+
+    Args:
+        attention: As for `map_matrices`.
+        kernel: As for `map_matrices`; it may call `seen_keys` and `visible_counts`.
+        tokens: Positions, mask and without_first of `map_matrices`.
+        causal: Whether a query sees only its past; None: each matrix without weight above its diagonal is causal.
+        visible: Which keys each query sees; None: the ``.visible`` of a result (all keys, if that is None), otherwise
+            causality decides.
+        options: Further arguments of `map_matrices`.
+    """
+    if causal is not None and visible is not None:
         raise ValueError(f"visible and causal={causal} both define which keys a query sees; give one of them")
     check_unmasked("visible", visible)
-    if visible is not None or causal is not None or not hasattr(attention, "visible"):
-        return None if visible is None else as_tensor("visible", visible)
-    carried = getattr(attention, "visible", None)
-    if carried is None:  # a result in which every query sees every key, though weights may be 0
-        return torch.ones(unwrap(attention).shape[-2:], dtype=torch.bool, device="cpu")
-    axes: int = unwrap(attention).ndim - carried.ndim
-    return as_tensor("visible", carried).reshape(*carried.shape[:-2], *[1] * axes, *carried.shape[-2:])
+    inferred: list[Tensor] = []
+    if causal is not None:
+        flag("causal", causal)
+    elif visible is None and hasattr(attention, "visible"):
+        visible = _carried_visible(attention)
+    if not isinstance(visible, Tensor | None):
+        visible = torch.as_tensor(visible, device="cpu")
+
+    def informed(matrices: Matrices) -> Tensor:
+        return kernel(matrices._replace(causal=causal, inferred=inferred))
+
+    values = map_matrices(attention, informed, *tokens, visible=visible, **options)
+    causal_ones = [one for each in inferred for one in each.tolist()]
+    if any(causal_ones) and not all(causal_ones):
+        warn_caller(
+            f"{sum(causal_ones)} of {len(causal_ones)} matrices have no weight above their diagonal and count as "
+            "causal, the others do not: weights may be too small for the dtype; give causal= or visible="
+        )
+    return values
+
+
+def _carried_visible(attention: Any) -> Visible:
+    """Return the keys that each query of a result sees, in the axes of its attention."""
+    weights = unwrap(attention)
+    if attention.visible is None:  # every query sees every key, though weights may be 0
+        return torch.ones(weights.shape[-2:], dtype=torch.bool, device="cpu")
+    visible = attention.visible
+    shape = *visible.shape[:-2], *[1] * (weights.ndim - visible.ndim), *visible.shape[-2:]
+    return visible.reshape(shape)  # type: ignore[no-any-return]
 
 
 def validated_weights(flat: Tensor) -> Tensor:
@@ -234,20 +269,20 @@ def float_tensor(name: str, given: Any) -> Tensor:
         # torch takes native numbers and strides of at least 0, and warns about read-only memory
         native = np.require(given, given.dtype.newbyteorder("="), ["C", "W"])
         return torch.from_numpy(native.copy() if min(native.strides, default=0) < 0 else native)
-    if isinstance(given, Tensor) and (given.is_nested or given.layout != torch.strided):
-        advice = "torch.nested.to_padded_tensor and mask=" if given.is_nested else f"{name}.to_dense()"
-        raise TypeError(f"{name} must be a dense tensor, got a nested or sparse one; use {advice}")
-    if isinstance(given, Tensor) and given.device.type == "meta":
-        raise TypeError(f"{name} must hold numbers, got a tensor on the meta device, which has none")
-    if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
-        return given.resolve_neg()
+    if isinstance(given, Tensor):
+        if given.is_nested or given.layout != torch.strided or given.is_meta:
+            advice = f"torch.nested.to_padded_tensor with mask=, or {name}.to_dense()"
+            raise TypeError(
+                f"{name} must be a dense tensor with numbers, got a nested, sparse or meta one; use {advice}"
+            )
+        if given.dtype in ROW_SUM_TOLERANCE:
+            return given.resolve_neg()
     if hasattr(given, "decoder_attentions"):
         halves = "output.encoder_attentions or output.decoder_attentions"
         raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
     if not isinstance(given, Tensor | np.ndarray):
         hint = _conversion_hint(name, given)
-        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {kind}{hint}")
+        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{hint}")
     convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
     if "complex" in str(given.dtype):  # a conversion would drop the imaginary part
         convert = f"abs({name}) or {name}.real"
@@ -258,8 +293,6 @@ def _conversion_hint(name: str, given: Any) -> str:
     """Return how to get a tensor or an array from what was given, after a semicolon; nothing where that is unknown."""
     if isinstance(given, str | os.PathLike):
         return "; read a file with np.load"
-    if isinstance(given, type):
-        return f"; make one with {given.__name__}(...)"
     if callable(getattr(given, "relative", None)):  # an encoding
         return f"; give its .{'relative' if name == 'bias' else 'weights'}(length)"
     if isinstance(given, nn.Linear):
@@ -301,16 +334,6 @@ def _warn_of_padding(weights: Tensor) -> None:
                 f"no query of any head attends to the {'last' if end else 'first'} key, as if it were padding; leave "
                 "padding out with mask=attention_mask"
             )
-
-
-def warn_of_mixed(inferred: Sequence[Tensor]) -> None:
-    """Warn if only some matrices were inferred to be causal; each (batch,) of booleans."""
-    found = torch.cat([torch.empty(0, dtype=torch.bool, device="cpu"), *(each.cpu() for each in inferred)])
-    if found.any() and not found.all():
-        warn_caller(
-            f"{int(found.sum())} of {len(found)} matrices have no weight above their diagonal and count as causal, the "
-            "others do not: weights may be too small for the dtype; give causal= or visible="
-        )
 
 
 def warn_caller(message: str) -> None:

@@ -30,7 +30,7 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
         (batch, 2) integers, start and stop (exclusive) of every matrix.
 
     Raises:
-        TypeError: It is not a mask, or without_first is not an integer.
+        TypeError: without_first is not an integer.
         ValueError: Other values, floats that are all 0, the shape does not fit, a sequence has no token or a gap
             between its tokens, or without_first is negative or leaves no token.
     """
@@ -40,12 +40,12 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
     leading = tuple(flags.shape[:-1])
     fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
-        given = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
+        mismatch = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
         layouts = "mask[:, None] for (batch, layer, head, n, n), mask[None] for (layer, batch, head, n, n)"
         advice = f"give all axes before the heads or none: {layouts}"
         if flags.shape[-2:] == (n, n) and (flags.ndim > 2 or n not in batch_shape):
             advice = "it is for padding; for keys that a query does not see give visible= where the metric takes it"
-        raise ValueError(f"{given}; {advice}")
+        raise ValueError(f"{mismatch}; {advice}")
     position = torch.arange(n, device="cpu")
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)
@@ -64,40 +64,23 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
 def token_flags(mask: Mask) -> Tensor:
     """Return a mask as booleans of the same shape on the CPU, True where a token counts."""
     check_unmasked("mask", mask)
-    try:
-        given = torch.as_tensor(mask, device="cpu").detach()
-        one, zero, hidden = given == 1, given == 0, given <= HIDDEN
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"mask must hold one flag per token, got {type(mask).__name__}: {error}") from error
-    if given.is_floating_point() and given.numel() and bool(zero.all()):
+    values = torch.as_tensor(mask, device="cpu").detach()
+    one, zero, hidden = values == 1, values == 0, values <= HIDDEN
+    if values.is_floating_point() and values.numel() and bool(zero.all()):
         readings = "no token counts if it is of 0 and 1, every token if it is additive"
         raise ValueError(f"mask is 0 everywhere, which is ambiguous: {readings}; without padding, leave it out")
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):
         return ~hidden
-    invalid = ~(one | zero | hidden)
-    odd = given[invalid if bool(invalid.any()) else hidden]
-    beside = " beside 1" if bool(one.any()) else ""
-    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {odd[0].item():g}{beside}")
-
-
-def as_tensor(name: str, given: Any) -> Tensor:
-    """Return a tensor as it is, and anything else as one on the CPU, whatever the default device."""
-    if isinstance(given, Tensor):
-        return given
-    try:
-        return torch.as_tensor(given, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array, got {type(given).__name__}: {error}") from error
+    held = sorted(set(values.flatten().tolist()))
+    raise ValueError(f"mask must hold 1 (counts) and 0, or 0 (counts) and -inf, got {held[:4]}")
 
 
 def visible_by_layer(visible: Tensor | None, layers: Sequence[Any]) -> Sequence[Any] | Tensor:
     """Return visible for each layer of a sequence: its first axis, or all of it where the layers share it."""
     if visible is None or visible.ndim != getattr(layers[0], "ndim", 0) + 1:
         return [visible] * len(layers)
-    if visible.shape[0] not in (1, len(layers)):
-        raise ValueError(f"visible holds {visible.shape[0]} layers, the attention {len(layers)}")
     return visible.expand(len(layers), *visible.shape[1:])
 
 
@@ -108,16 +91,15 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
     shape = tuple(matrices.shape)
     fits = visible.ndim == len(shape) and all(a in (1, b) for a, b in zip(visible.shape[:-2], shape[:-2], strict=True))
     if visible.shape[-2:] != shape[-2:] or (visible.ndim != 2 and not fits):
-        given = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
-        raise ValueError(f"{given}; give (n, n) or all axes: visible[:, None] of (layer, n, n) for (layer, head, n, n)")
+        mismatch = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
+        raise ValueError(
+            f"{mismatch}; give (n, n) or all axes: visible[:, None] of (layer, n, n) for (layer, head, n, n)"
+        )
     return visible.to(matrices.device).expand(shape)
 
 
 def check_hidden_keys(
-    weights: Tensor,
-    seen: Tensor,
-    argument: str = "visible",
-    advice: str = "it is True where query i (row) sees key j",
+    weights: Tensor, seen: Tensor, argument: str = "visible", advice: str = "it is True where query i sees key j"
 ) -> None:
     """Raise ValueError if a query has weight on a key that it does not see, by this argument; both (batch, n, n)."""
     hidden = weights.detach().masked_fill(seen, 0).sum(-1)
@@ -135,13 +117,15 @@ def is_causal(flat: Tensor) -> Tensor:
     return causal
 
 
-def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor], later: Tensor | None = None) -> Tensor:
+def past_only(
+    flat: Tensor, causal: bool | None, inferred: list[Tensor] | None = None, later: Tensor | None = None
+) -> Tensor:
     """Return which matrices (batch, m, n) have no weight on later keys, (batch,).
 
     Args:
         flat: The matrices.
         causal: The answer, where it is known; None: it is inferred.
-        inferred: Gets what was inferred.
+        inferred: Gets what was inferred, if it is a list.
         later: Which keys are later, (m, n); None: those above the diagonal, and none of a rectangle.
 
     Raises:
@@ -156,10 +140,10 @@ def past_only(flat: Tensor, causal: bool | None, inferred: list[Tensor], later: 
     elif later is None:
         return flat.new_zeros(len(flat), dtype=torch.bool)
     if causal is None:
-        found = is_causal(flat.detach()) if later is None else (flat.detach() * later == 0).all(-1).all(-1)
-        if n > 1 and (later is None or bool(later.any())):  # a single position is neither
-            inferred.append(found)
-        return found
+        without_future = is_causal(flat.detach()) if later is None else (flat.detach() * later == 0).all(-1).all(-1)
+        if inferred is not None and n > 1 and (later is None or bool(later.any())):  # a single position is neither
+            inferred.append(without_future)
+        return without_future
     if later is not None and causal:
         check_hidden_keys(flat, ~later, "causal=True", "leave causal out")
     return flat.new_full(flat.shape[:1], causal).bool()

@@ -1,13 +1,14 @@
-"""One pass over the rows of attention, block by block, that computes the sums behind the published metrics.
+"""One pass over the rows of attention that computes the sums behind the published metrics.
 
-``_row_blocks`` computes them in torch; where numba is installed, ``_row_pass_numba`` computes the same row by row.
+For row i the published symmetry compares m = min(i, n-1-i) pairs, d_k = |A[i,i-k] - A[i,i+k]|, k = 1..m.
+
+`row_formula` says in torch what is computed, differentiably. On a CPU, ``_row_pass_numba`` computes the same row by row
+without any tensor between.
 """
 
 import functools
-import importlib
-import importlib.util
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,25 +16,16 @@ from torch import Tensor
 
 from pelocality._transforms import transformed
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._row_blocks import (
-    INTEGER,
-    PairedBlock,
-    decay_band,
-    locality_sums,
-    measure_block,
-    row_blocks,
-    rows_measured,
-    rows_needed,
-)
-from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance, check_rows
+from pelocality.metrics._tolerance import Tolerance
 
 logger = logging.getLogger(__name__)
 _EMPTY = torch.empty(0)
-HAS_NUMBA = importlib.util.find_spec("numba") is not None
+# Weights that the formula is given at a time: about the size of a core's cache, or enough to occupy a GPU.
+_BLOCK, _BLOCK_OF_GPU = 2**19, 2**23
 
 
 class RowStatistics(NamedTuple):
-    """Sums over every row of (batch, n, n); each tensor is (batch, n), the last three are empty unless asked for.
+    """Sums over every row of (batch, rows, n); each tensor is (batch, rows), the last three are empty unless asked for.
 
     Attributes:
         total: Sum of the row, without gradient.
@@ -83,133 +75,119 @@ def pool_sums(n: int, sums: Iterable[Tensor], pairs: int | None = None) -> tuple
     return locality / n, symmetry, ratio(difference, paired)
 
 
-def validated_statistics(flat: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
-    """Return `row_statistics`, after checking that the rows are distributions."""
-    statistics = row_statistics(flat, tolerance, pairs=pairs)
-    check_rows(statistics.total, statistics.smallest, flat)
-    return statistics
-
-
-def row_statistics(flat: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
-    """Measure every row of (batch, n, n) in one pass, differentiably.
+def row_statistics(
+    rows: Tensor, tolerance: Tolerance | None = None, *, pairs: bool = True, first: int = 0
+) -> RowStatistics:
+    """Measure rows of attention in one pass, differentiably.
 
     Args:
-        flat: (batch, n, n), float; not modified.
-        tolerance: Up to which a row counts as constant; None: that of flat's dtype.
+        rows: (batch, rows, n), float; the rows first, first + 1, ... of matrices. Not modified.
+        tolerance: Up to which a row counts as constant; None: that of their dtype.
         pairs: Also compare left with right.
+        first: The position of the first row.
 
     Returns:
         Sums in float32 or float64, on the same device.
     """
-    tolerance, weights = tolerance or Tolerance.for_dtype(flat.dtype), flat.detach()
-    if _is_compiled(flat):
-        found = _measure_compiled(weights, 0, pairs, tolerance)
-    else:
-        found = _measure_in_blocks(weights, pairs, tolerance)
-    if transformed(flat):
-        sums = _differentiable_sums(flat, found.irregularity if pairs else None)
-    elif flat.requires_grad and torch.is_grad_enabled():
-        sums = _Differentiable.apply(flat, found, pairs)  # type: ignore[no-untyped-call]
-    else:
-        return found
-    return RowStatistics(found.total, found.smallest, *sums)
-
-
-def block_statistics(block: Tensor, first: int, stop: int, tolerance: Tolerance) -> RowStatistics:
-    """Measure the rows first..stop-1 of larger matrices, without gradients.
-
-    Args:
-        block: (batch, rows, n), the rows that `rows_needed` names.
-        first: First row measured; all rows lie in one block of `row_blocks`.
-        stop: End of the rows measured, exclusive.
-        tolerance: Up to which a row counts as constant.
-
-    Returns:
-        Sums, each (batch, stop - first).
-    """
-    if _is_compiled(block):
-        return _measure_compiled(rows_measured(block, first, stop), first, True, tolerance)
-    total, smallest, sums = measure_block(block, first, stop, True, tolerance)
+    settings = first, pairs, tolerance or Tolerance.for_dtype(rows.dtype)
+    if transformed(rows):
+        return RowStatistics(*_totals(rows.detach()), *row_formula(rows, *settings))
+    total, smallest, *sums = _engine(rows.device.type)(rows.detach(), *settings)
+    if rows.requires_grad and torch.is_grad_enabled():
+        sums = _Differentiable.apply(rows, sums, *settings)  # type: ignore[no-untyped-call]
     return RowStatistics(total, smallest, *sums)
 
 
-def _is_compiled(flat: Tensor) -> bool:
-    fits = flat.device.type == "cpu" and flat.dtype in INTEGER and HAS_NUMBA and not transformed(flat)
-    return fits and _numba_loads()
-
-
 @functools.cache
-def _numba_loads() -> bool:
-    """Return whether the compiled pass can be loaded; if not, say why once and measure in torch."""
+def _engine(device: str) -> Callable[..., tuple[Any, ...]]:
+    """Return what computes `RowStatistics` without gradients on a type of device: numba's pass, or the formula."""
+    if device != "cpu":
+        return _measure_in_blocks
     try:
-        importlib.import_module("pelocality.metrics._row_pass_numba")
+        from pelocality.metrics._row_pass_numba import measure_rows
     except Exception as error:  # numba cannot write its cache, or does not fit the installed numpy
         logger.warning("numba cannot be used, metrics are computed in torch: %s", error)
-        return False
-    return True
+        return _measure_in_blocks
+    return measure_rows
 
 
-def _measure_compiled(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> RowStatistics:
-    from pelocality.metrics._row_pass_numba import measure_rows
-
-    total, smallest, *rest = measure_rows(rows, first, pairs, tolerance.base, tolerance.per_nat, ABSOLUTE_FLOOR)
-    return RowStatistics(total, smallest.amin().item() if smallest.numel() else 0.0, *rest)
+def _measure_in_blocks(rows: Tensor, first: int, *settings: Any) -> tuple[Any, ...]:
+    parts = [row_formula(rows[:, block], first + block.start, *settings) for block in _blocks(rows)]
+    return *_totals(rows), *(torch.cat(each, -1) for each in zip(*parts, strict=True))
 
 
-def _measure_in_blocks(flat: Tensor, pairs: bool, tolerance: Tolerance) -> RowStatistics:
-    n, smallest = flat.shape[-1], 0.0
-    dtype = torch.promote_types(flat.dtype, torch.float32)
-    sums = torch.empty(5 if pairs else 2, *flat.shape[:2], dtype=dtype, device=flat.device)
-    for matrices, first, stop in row_blocks(len(flat), n, flat.device):
-        block = flat[matrices, rows_needed(first, stop, n)]
-        total, least, of_block = measure_block(block, first, stop, pairs, tolerance)
-        smallest = min(smallest, least)
-        for out, values in zip(sums[:, matrices, first:stop], (total, *of_block), strict=True):
-            out.copy_(values)
-    return RowStatistics(sums[0], smallest, *sums[1:])
+def _blocks(rows: Tensor) -> list[slice]:
+    """Return blocks of the rows, of all matrices, that the formula is given at a time."""
+    batch, height, n = rows.shape
+    size = max(1, (_BLOCK if rows.device.type == "cpu" else _BLOCK_OF_GPU) // max(1, batch * n))
+    return [slice(start, min(start + size, height)) for start in range(0, height, size)]
+
+
+def _totals(rows: Tensor) -> tuple[Tensor, float]:
+    """Return total and smallest of `RowStatistics`."""
+    smallest = rows.amin().item() if rows.numel() else 0.0
+    return rows.sum(-1, dtype=torch.promote_types(rows.dtype, torch.float32)), min(0.0, smallest)
 
 
 class _Differentiable(torch.autograd.Function):
-    """The sums of a row pass, with a backward pass that needs one gradient tensor and the memory of one block."""
+    """The sums of a row pass, with the gradient of the formula in blocks, whose graphs are not kept."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, found: RowStatistics, pairs: bool) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(flat, found.irregularity)
-        return found.sums[: 4 if pairs else 1]
+    def forward(ctx: Any, rows: Tensor, sums: Sequence[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(rows)
+        ctx.settings = settings
+        return tuple(sums)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        flat, irregularity = ctx.saved_tensors
-        to_locality, *to_compared = grads
-        if torch.is_grad_enabled():  # create_graph=True
-            sums = _differentiable_sums(flat, irregularity if to_compared else None)
-            return *torch.autograd.grad(sums, flat, grads, create_graph=True), None, None
-        n = flat.shape[-1]
-        gradient = torch.zeros(flat.shape, dtype=to_locality.dtype, device=flat.device)
-        for matrices, first, stop in row_blocks(len(flat), n, flat.device):
-            here, rows = (matrices, slice(first, stop)), rows_needed(first, stop, n)
-            decay, band = decay_band(first, stop, gradient)
-            gradient[matrices, first:stop, band] += to_locality[here][..., None] * decay
-            if to_compared and 0 < first < n - 1:
-                into = PairedBlock(gradient[matrices, rows], first, stop)
-                block = PairedBlock(flat[matrices, rows].to(gradient.dtype), first, stop)
-                block.add_gradient(into, irregularity[here], *(to[here] for to in to_compared))
-        return gradient.to(flat.dtype), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,), (first, *settings) = ctx.saved_tensors, ctx.settings
+        again = torch.is_grad_enabled()  # create_graph=True
+        of_rows: list[Tensor] = []
+        for block in _blocks(rows):
+            part = rows[:, block] if again else rows[:, block].detach().requires_grad_()
+            with torch.enable_grad():
+                sums = row_formula(part, first + block.start, *settings)
+            of_rows += torch.autograd.grad(sums, part, [each[:, block] for each in gradients], create_graph=again)
+        return torch.cat(of_rows, 1), None, None, None, None
 
 
-def _differentiable_sums(flat: Tensor, irregularity: Tensor | None) -> list[Tensor]:
-    """Return the sums in operations of autograd, given the irregularity of all rows; None: locality alone."""
-    weights = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    locality, n = locality_sums(weights, 0), flat.shape[-1]
-    if irregularity is None:
-        return [locality]
-    i, k = torch.arange(n, device=flat.device)[:, None], torch.arange(1, max(2, (n + 1) // 2), device=flat.device)
-    valid = k <= torch.minimum(i, n - 1 - i)  # (n, K)
-    columns = [j.clamp(0, n - 1).expand(*flat.shape[:-1], -1) for j in (i - k, i + k)]
-    left, right = (torch.where(valid, weights.gather(-1, j), 0) for j in columns)
+def row_formula(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> tuple[Tensor, ...]:
+    """Return locality, irregularity, difference and paired of `RowStatistics` by their definitions; or locality alone.
+
+    Args:
+        rows: As for `row_statistics`.
+        first: As for `row_statistics`.
+        pairs: As for `row_statistics`.
+        tolerance: Up to which a row counts as constant.
+    """
+    weights, n = rows.to(torch.promote_types(rows.dtype, torch.float32)), rows.shape[-1]
+    stop = first + rows.shape[-2]
+    i = torch.arange(first, stop, device=rows.device)[:, None]
+    distance = (i - torch.arange(n, device=rows.device)).abs()
+    locality = (weights * torch.exp2(-distance.to(weights.dtype))).sum(-1)
+    if not pairs:
+        return (locality,)
+    middle = min(max((n - 1) // 2, first), stop - 1)  # the row with the most pairs
+    k = torch.arange(1, 1 + max(1, min(middle, n - 1 - middle)), device=rows.device)
+    exists = k <= torch.minimum(i, n - 1 - i)  # (rows, pairs)
+    columns = (each.clamp(0, n - 1).expand(*weights.shape[:-1], -1) for each in (i - k, i + k))
+    left, right = (torch.where(exists, weights.gather(-1, column), 0) for column in columns)  # (batch, rows, pairs)
+    return locality, *compare_pairs(left, right, exists, tolerance)
+
+
+def compare_pairs(left: Tensor, right: Tensor, exists: Tensor, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:
+    """Return irregularity, difference and paired mass of every row, each (batch, rows).
+
+    Args:
+        left: The weight on the left of each pair, (batch, rows, pairs), 0 where there is none.
+        right: The weight on its right.
+        exists: Which pairs there are, (rows, pairs).
+        tolerance: Up to which a row counts as constant.
+    """
     d = (left - right).abs()
-    low, high = torch.where(valid, d, 2).amin(-1), d.amax(-1)
-    excess = torch.where(valid, d - low[..., None], 0).sum(-1)
-    constant = irregularity == 0
-    compared = torch.where(constant, 0, excess / torch.where(constant, 1, high - low))
-    return [locality, compared, d.sum(-1), (left + right).sum(-1)]
+    low, high = torch.where(exists, d, 2).amin(-1), d.amax(-1)  # no weight is above 1
+    excess = torch.where(exists, d - low[..., None], 0).sum(-1)
+    smallest = torch.where(exists, torch.minimum(left, right).detach(), 2).amin(-1)
+    largest = torch.maximum(left, right).detach().amax(-1)
+    irregularity = tolerance.irregularity(excess, high - low, largest, smallest)
+    return irregularity, d.sum(-1), (left + right).sum(-1)

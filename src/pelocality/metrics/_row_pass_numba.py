@@ -1,60 +1,68 @@
 """The row pass of ``_row_pass`` in numba: the same sums, row by row, without any intermediate tensor.
 
-Loaded only where numba is installed (the ``fast`` extra). Two details make the compiler vectorise the loops: indices
-are cast to unsigned integers, and extremes are taken over the bits of non-negative floats.
+Two details make the compiler vectorise the loops: indices are cast to unsigned integers, and extremes are taken over
+the bits of non-negative floats.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
+
 unsigned = numba.uintp
+_PART = 1 << 19  # weights converted and measured at a time: about the size of a core's cache
 
 
-def measure_rows(rows: Tensor, first: int, pairs: bool, base: float, per_nat: float, floor: float) -> list[Tensor]:
+def measure_rows(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> tuple[Any, ...]:
     """Measure rows of attention, on as many threads as torch uses.
 
     Args:
-        rows: (batch, rows, n), float32 or float64 on the CPU; consecutive rows of each matrix.
+        rows: (batch, rows, n), on the CPU; consecutive rows of each matrix. Half precision is converted to float32.
         first: Position of the first row.
         pairs: Also compare left with right.
-        base: Relative range up to which a row counts as constant.
-        per_nat: Added to base where the weights of the pairs span a factor of e or more, see `Tolerance`.
-        floor: Absolute range up to which a row counts as constant.
+        tolerance: Up to which a row counts as constant.
 
     Returns:
-        The fields of `RowStatistics` in order, without the last three unless pairs, each (batch, rows).
+        The fields of `RowStatistics` in order, without the last three unless pairs.
     """
     batch, height, n = rows.shape
-    weights = rows.contiguous().numpy().reshape(batch * height, n)
-    bits = weights.view(np.int64 if weights.dtype == np.float64 else np.int32)
-    reach = 64 if weights.dtype == np.float64 else 32  # the reach of `_row_blocks`
-    decay = np.exp2(-np.arange(reach + 1)).astype(weights.dtype)
-    statistics = np.zeros((6 if pairs else 3, batch * height), weights.dtype)
-    arguments = (weights, bits, decay, first, height, pairs, base, per_nat, floor, statistics)
-    threads = min(torch.get_num_threads(), 1 + weights.size // (1 << 18))
-    if threads == 1:
-        _measure(*arguments, 0, batch * height)
-    else:
-        bounds = np.linspace(0, batch * height, threads + 1).astype(int).tolist()
+    flat, dtype = rows.reshape(batch * height, n), torch.promote_types(rows.dtype, torch.float32)
+    sums = torch.zeros(6 if pairs else 3, batch * height, dtype=dtype, device="cpu")
+    out, integer = sums.numpy(), np.int64 if dtype == torch.float64 else np.int32
+    reach = 64 if dtype == torch.float64 else 32  # beyond, 2^-|i-j| is below the precision's eps
+    decay = np.exp2(-np.arange(reach + 1)).astype(out.dtype)
+    size = max(1, _PART // n)
+
+    def measure(start: int) -> None:
+        weights = flat[start : start + size].to(dtype).contiguous().numpy()
+        _measure(weights, weights.view(integer), decay, first, height, pairs, *tolerance, ABSOLUTE_FLOOR, out, start)
+
+    starts = range(0, batch * height, size)
+    if (threads := min(torch.get_num_threads(), len(starts))) > 1:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda a, b: _measure(*arguments, a, b), bounds[:-1], bounds[1:]))
-    return list(torch.from_numpy(statistics).reshape(len(statistics), batch, height))
+            list(pool.map(measure, starts))
+    else:
+        for start in starts:
+            measure(start)
+    total, smallest, *rest = sums.reshape(len(sums), batch, height)
+    return total, smallest.amin().item() if smallest.numel() else 0.0, *rest
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"}, error_model="numpy")
 def _measure(  # type: ignore[no-untyped-def]
-    weights, bits, decay, first, height, pairs, base, per_nat, floor, out, start, stop
+    weights, bits, decay, first, height, pairs, base, per_nat, floor, out, start
 ):
     n = weights.shape[1]
     zero, tiny = weights.dtype.type(0), np.finfo(weights.dtype).tiny
     d = np.empty(n // 2 + 1, weights.dtype)
     d_bits = d.view(bits.dtype)
-    for r in range(start, stop):
-        row, row_bits = weights[r], bits[r]
+    for part, r in enumerate(range(start, start + len(weights))):
+        row, row_bits = weights[part], bits[part]
         i = first + r % height
         m = min(i, n - 1 - i)
         total, sign = zero, row_bits[0]
@@ -91,7 +99,8 @@ def _measure(  # type: ignore[no-untyped-def]
         spread = d[m] - low
         excess = difference - m * low
         constant = spread <= floor
-        # `_row_blocks` says why: where the spread is small, the subtraction may have lost all digits
+        # the subtraction loses digits where the spread is small beside the differences, and only where it is small
+        # beside the tolerance can a row be constant
         if spread < max(d[m] / 16, 2 * (base + per_nat)):
             excess = zero
             for k in range(m):

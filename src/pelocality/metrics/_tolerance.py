@@ -67,7 +67,8 @@ class Tolerance(NamedTuple):
         nats = (largest.clamp(min=tiny) / smallest.clamp(min=tiny)).log().clamp(max=1)
         threshold = (self.base + self.per_nat * nats) * largest
         constant = spread <= torch.clamp(threshold, min=floor)
-        return torch.where(constant, 0, excess / torch.where(constant, 1, spread))
+        # 1 + ...: the gradient of two pairs, whose quotient is always 1, is then exactly 0
+        return torch.where(constant, 0, 1 + (excess - spread) / torch.where(constant, 1, spread))
 
 
 def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:

@@ -47,9 +47,6 @@ class MeanOver(_Mean):
         shape: Trailing axes to keep apart, such as (layers, heads), or the size of one; all others are averaged over.
         **kwargs: For ``torchmetrics.Metric``.
 
-    Raises:
-        TypeError: A metric that is not a function, such as its name.
-
     Note:
         Every matrix counts equally, whether its text is long or short. A matrix whose value is NaN (such as symmetry of
         fewer than three tokens) is left out of the mean. The mean of symmetries is not the symmetry of the mean matrix,
@@ -73,8 +70,6 @@ class MeanOver(_Mean):
 
     def __init__(self, metric: Callable[..., Tensor], shape: int | Sequence[int] = (), **kwargs: Any):
         super().__init__(**kwargs)
-        if not callable(metric):
-            raise TypeError(f"metric must be a function such as metrics.locality, got {metric!r}")
         self.metric, self.shape = metric, _sizes(shape)
         # float64: a float32 sum over a corpus loses precision
         self.add_state("total", torch.zeros(self.shape, dtype=torch.float64), dist_reduce_fx="sum")
@@ -91,19 +86,16 @@ class MeanOver(_Mean):
             mask: (batch, n), or as for `metrics.locality`; batch are the axes before ``shape``.
 
         Raises:
-            TypeError: As for the metric, or the metric does not return a tensor, such as `metrics.measure`.
-            ValueError: As for the metric, the metric returns several numbers per matrix, the axes do not end with
-                ``shape``, or layers have no batch axis.
+            TypeError: As for the metric.
+            ValueError: As for the metric, the metric does not return one number per matrix, such as `metrics.measure`,
+                the axes do not end with ``shape``, or layers have no batch axis.
         """
         values = self.metric(attention, mask=_place_mask(mask, attention, self.shape))
-        if not isinstance(values, Tensor):
-            raise TypeError(f"metric must return a tensor, got {type(values).__name__}; average one metric at a time")
         wanted = leading_shape(attention)
-        if values.shape != wanted:
-            raise ValueError(
-                f"metric must return one number per matrix, {wanted}, got {tuple(values.shape)}; select one, or "
-                "average them, in a function of your own"
-            )
+        if getattr(values, "shape", None) != wanted:
+            given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            advice = "select one, or average them, in a function of your own"
+            raise ValueError(f"metric must return one number per matrix, {wanted}, got {given}; {advice}")
         values = on_float64_device(_flatten_to(self.shape, _batch_first(attention, values).detach()))
         counted = ~values.isnan()
         self.total += torch.where(counted, values, 0).sum(0, dtype=torch.float64)

@@ -58,7 +58,7 @@ def diagonality(
         concordant, discordant = ((exact * side).sum((-1, -2)) for side in (left, right))
         return ratio(concordant - discordant, concordant + discordant, torch.nan).to(weights.dtype)
 
-    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, any_shape=True)
+    return map_matrices(attention, kernel, positions, mask, without_first, any_shape=True)
 
 
 def _in_order(weights: Tensor, positions: Positions | None) -> Tensor:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pelocality.metrics._by_position import past_and_future, row_sums, weights_by_position
-from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, layout_of, map_matrices
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices
 from pelocality.metrics._masks import Mask
 from pelocality.metrics._ratio import ratio
 
@@ -54,9 +54,7 @@ def relative_asymmetry(
         sums = row_sums(matrices)
         return ratio(sums.difference, sums.paired) if rows else sums.pooled()[2]
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def direction_balance(
@@ -105,6 +103,4 @@ def direction_balance(
             left, right = left.sum(-1), right.sum(-1)
         return ratio(right - left, left + right)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)

@@ -22,10 +22,8 @@ from pelocality.metrics._inputs import (
     Attention,
     Matrices,
     PositionsLike,
-    layout_of,
     map_matrices,
-    resolve_visible,
-    warn_of_mixed,
+    map_with_visible,
 )
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
@@ -84,17 +82,13 @@ def adjusted_locality(
         >>> adjusted_locality(torch.eye(512))
         tensor(1.)
     """
-    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         value = row_sums(matrices, pairs=False).locality
-        support, uniform = _uniform_locality(matrices, causal, inferred)
+        support, uniform = _uniform_locality(matrices)
         return excess_locality(value, uniform, support)
 
-    seen = resolve_visible(attention, visible, causal)
-    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, visible=seen)
-    warn_of_mixed(inferred)
-    return values
+    return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 
 
 def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
@@ -105,14 +99,14 @@ def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
     return ratio(gained, most, torch.nan).to(value.dtype)
 
 
-def _uniform_locality(matrices: Matrices, causal: bool | None, inferred: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _uniform_locality(matrices: Matrices) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
     weights = matrices.weights
     if matrices.positions is not None:
-        seen = seen_keys(matrices, causal, inferred).to(torch.float64)
+        seen = seen_keys(matrices).to(torch.float64)
         decay = torch.exp2(-matrices.positions.distance.to(weights.device))
         return seen.sum(-1), (seen * decay).sum(-1) / seen.sum(-1)
-    support = visible_counts(matrices, causal, inferred)
+    support = visible_counts(matrices)
     if matrices.visible is not None:
         return support, row_statistics(matrices.visible.to(torch.float64), pairs=False).locality / support
     n = weights.shape[-1]
@@ -175,9 +169,7 @@ def past_locality(
         values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def distance_profile(
@@ -215,9 +207,7 @@ def distance_profile(
     def kernel(matrices: Matrices) -> Tensor:
         return _in_precision(profile(matrices), matrices)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout="offsets"
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, layout="offsets")
 
 
 def profile_asymmetry(
@@ -256,9 +246,7 @@ def profile_asymmetry(
         past_and_future(matrices)  # refuses positions without directions
         return _in_precision(profile(matrices), matrices)
 
-    return asymmetry_of_profile(
-        map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, layout="offsets")
-    )
+    return asymmetry_of_profile(map_matrices(attention, kernel, positions, mask, without_first, layout="offsets"))
 
 
 def asymmetry_of_profile(profile: Tensor) -> Tensor:
@@ -309,9 +297,7 @@ def mean_distance(
         values = (weights_by_position(matrices) * distances(matrices).nan_to_num(posinf=0.0)).sum(-1)
         return values if rows else values.mean(-1)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def window(
@@ -356,9 +342,7 @@ def window(
         mass, radius = mass_by_ring(matrices, rows=rows)
         return _in_precision(radius[_narrowest(mass, share)], matrices)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def window_of_profile(profile: Tensor, share: float) -> Tensor:
@@ -433,7 +417,7 @@ def half_life(
         return _in_precision(_half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype), matrices)
 
     check_choice("side", side, ("both", "past", "future"))
-    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    return map_matrices(attention, kernel, positions, mask, without_first)
 
 
 def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:

@@ -43,8 +43,9 @@ def position_weights(
 
     Raises:
         TypeError: Not float tensors or arrays, or a temperature that is not a number.
-        ValueError: Shapes that do not fit, NaN or infinity, a row of zeros after the first row (RoBERTa's padding), an
-            unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
+        RuntimeError: Projections that do not fit the table.
+        ValueError: Another shape of the table, NaN or infinity, a row of zeros after the first row (RoBERTa's padding),
+            an unknown similarity, a temperature that is not positive, similarities beyond the range of the precision.
 
     Note:
         At temperature 1, cosines give no key more than e^2 times the weight of another key. So even a strongly local
@@ -65,7 +66,7 @@ def softmax_weights(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the weights, (..., m, n), of scaled queries (..., m, d_head) and keys (..., n, d_head)."""
     weights = _product(queries, keys.transpose(-1, -2)).softmax(-1)
     if bool(weights[..., 0].isnan().any()):  # an infinite logit makes the whole row NaN
-        raise ValueError(f"table gives similarities beyond the range of {queries.dtype}; raise the temperature")
+        raise ValueError(f"table has NaN, or similarities beyond the range of {queries.dtype}; raise the temperature")
     return weights
 
 
@@ -77,7 +78,7 @@ def project(
     temperature: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return scaled queries and keys, ([heads,] n, d_head), whose products are the logits of `position_weights`."""
-    positions = _finite("table", _rows_of_tokens(table))
+    positions = _in_float32("table", _rows_of_tokens(table))
     if positions.ndim != 2 or 0 in positions.shape:
         raise ValueError(f"table must be (n, d), one embedding per position, got shape {tuple(positions.shape)}")
     zeros = (positions == 0).all(-1)
@@ -91,11 +92,8 @@ def project(
         raise ValueError("query and key come together: give both W_q and W_k, or neither")
     queries = keys = positions
     if query is not None:
-        queries, keys = (
-            _product(positions, _projection(name, given, positions)) for name, given in (("query", query), ("key", key))
-        )
-        if queries.shape != keys.shape:
-            raise ValueError(f"query and key must agree, they give {tuple(queries.shape)} and {tuple(keys.shape)}")
+        projections = (_in_float32(name, given).to(positions) for name, given in (("query", query), ("key", key)))
+        queries, keys = (_product(positions, matrix) for matrix in projections)
     check_choice("similarity", similarity, ("dot", "cosine"))
     if similarity == "cosine":
         queries, keys = torch.nn.functional.normalize(queries, dim=-1), torch.nn.functional.normalize(keys, dim=-1)
@@ -122,16 +120,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right
 
 
-def _projection(name: str, given: Any, positions: Tensor) -> Tensor:
-    matrix = _finite(name, given).to(positions)
-    if matrix.ndim not in (2, 3) or matrix.shape[-2] != positions.shape[-1] or matrix.shape[-1] == 0:
-        wanted = f"([heads,] d, d_head) with d = {positions.shape[-1]}"
-        raise ValueError(f"{name} must be {wanted}, got shape {tuple(matrix.shape)}; a Linear's weight needs .T")
-    return matrix
-
-
-def _finite(name: str, given: Any) -> Tensor:
+def _in_float32(name: str, given: Any) -> Tensor:
+    """Return a tensor or an array in at least float32."""
     tensor = float_tensor(name, given)
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} contains NaN or infinity")
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

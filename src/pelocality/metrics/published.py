@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality.metrics._by_position import row_sums
-from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, layout_of, map_matrices, warn_caller
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, warn_caller
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._tolerance import Tolerance
 
@@ -111,9 +111,7 @@ def locality(
         values = row_sums(matrices, pairs=False).locality
         return values if rows else values.mean(-1)
 
-    return map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
 
 def symmetry(
@@ -181,9 +179,7 @@ def symmetry(
         one_sided.append(_is_one_sided(matrices, asymmetry))
         return sums.symmetry_of_rows() if rows else value
 
-    values = map_matrices(
-        attention, kernel, positions=positions, mask=mask, without_first=without_first, layout=layout_of(rows)
-    )
+    values = map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
     if any(one_sided):
         warn_of_one_sided()
     return values
@@ -223,37 +219,28 @@ def measure(
         >>> measure(torch.full((8, 8), 1 / 8))
         Measurement(locality=0.3127, symmetry=1.0000, relative_asymmetry=0.0000)
     """
-    return measurement(attention, positions=positions, rtol=rtol, mask=mask, without_first=without_first, warn=True)
+    options: dict[str, Any] = {"positions": positions, "mask": mask, "without_first": without_first}
+    return measurement(attention, rtol=rtol, warn=True, **options)
 
 
-def measurement(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    rtol: float | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
-    warn: bool = False,
-) -> Measurement:
+def measurement(attention: Attention, *, rtol: float | None = None, warn: bool = False, **options: Any) -> Measurement:
     """Return what `measure` returns, without its warning for callers that know which attention is causal.
 
     Args:
         attention: As for `measure`.
-        positions: As for `measure`.
         rtol: As for `measure`.
-        mask: As for `measure`.
-        without_first: As for `measure`.
         warn: Whether to warn of one-sided attention.
+        options: Positions, mask and without_first of `measure`.
     """
     one_sided: list[bool] = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        found = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol)).pooled()
+        numbers = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol)).pooled()
         if warn:
-            one_sided.append(_is_one_sided(matrices, found[2]))
-        return torch.stack(found, -1)
+            one_sided.append(_is_one_sided(matrices, numbers[2]))
+        return torch.stack(numbers, -1)
 
-    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    values = map_matrices(attention, kernel, **options)
     if any(one_sided):
         warn_of_one_sided()
     return Measurement(*values.unbind(-1))

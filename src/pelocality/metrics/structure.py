@@ -1,5 +1,7 @@
 """Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, with a sink; `crop` leaves one out."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,11 +12,9 @@ from pelocality.metrics._inputs import (
     Attention,
     Matrices,
     PositionsLike,
-    layout_of,
     map_matrices,
-    resolve_visible,
+    map_with_visible,
     validated_weights,
-    warn_of_mixed,
 )
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
@@ -64,11 +64,10 @@ def toeplitz_share(
         >>> toeplitz_share(torch.eye(5)[[0] * 5])
         tensor(0.1850)
     """
-    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
-        counts = seen_keys(matrices, causal, inferred).to(weights.dtype)
+        counts = seen_keys(matrices).to(weights.dtype)
         n = weights.shape[-1]
         if matrices.positions is None:
             i = torch.arange(n, device=weights.device)
@@ -84,10 +83,7 @@ def toeplitz_share(
         rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
-    seen = resolve_visible(attention, visible, causal)
-    values = map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first, visible=seen)
-    warn_of_mixed(inferred)
-    return values
+    return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 
 
 def monotonicity(
@@ -142,7 +138,7 @@ def monotonicity(
             shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
         return torch.stack(shares, -1)
 
-    return map_matrices(attention, kernel, positions=positions, mask=mask, without_first=without_first)
+    return map_matrices(attention, kernel, positions, mask, without_first)
 
 
 def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
@@ -216,27 +212,16 @@ def entropy(
         >>> entropy(torch.eye(8))
         tensor(0.)
     """
-    inferred: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
-        support = visible_counts(matrices, causal, inferred)
+        support = visible_counts(matrices)
         nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
-    values = map_matrices(
-        attention,
-        kernel,
-        positions=positions,
-        mask=mask,
-        without_first=without_first,
-        visible=resolve_visible(attention, visible, causal),
-        layout=layout_of(rows),
-        any_shape=True,
-    )
-    warn_of_mixed(inferred)
-    return values
+    options: dict[str, Any] = {"causal": causal, "visible": visible, "rows": rows, "any_shape": True}
+    return map_with_visible(attention, kernel, positions, mask, without_first, **options)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,8 +276,7 @@ def sink_rate(
             return mass[:, own:].mean(-1)
         return torch.where(torch.arange(m, device=mass.device) < own, torch.nan, mass)
 
-    layout = layout_of(rows)
-    return map_matrices(attention, kernel, mask=mask, without_first=without_first, layout=layout, any_shape=True)
+    return map_matrices(attention, kernel, None, mask, without_first, rows=rows, any_shape=True)
 
 
 def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tensor:
@@ -324,10 +308,6 @@ def crop(attention: Attention, start: int = 0, stop: int | None = None) -> Tenso
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    for name, end in {"start": start, "stop": stop}.items():
-        if end is not None:
-            count(name, end, least=None)
-
     if getattr(attention, "positions", None) is not None:
         raise ValueError("crop would lose the positions of the result; give a metric without_first= or mask= instead")
 

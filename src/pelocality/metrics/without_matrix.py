@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 from pelocality._checks import on_float64_device
 from pelocality.metrics._inputs import float_tensor
 from pelocality.metrics._ratio import masked_mean, ratio
-from pelocality.metrics._row_blocks import row_blocks, rows_needed
-from pelocality.metrics._row_pass import block_statistics, pool_sums
+from pelocality.metrics._row_pass import pool_sums, row_statistics
 from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, Tolerance
 from pelocality.metrics.distances import (
     Side,
@@ -31,8 +30,8 @@ from pelocality.metrics.structure import normalised_entropy
 # How far (in nats) the largest bias of a row may lie below the largest of all in float64.
 _RANGE = 600.0
 
-# How many numbers of several short heads are measured together.
-_PART = 2**18
+# How many numbers of several short heads are measured together, and how many rows of a table.
+_PART, _HEIGHT = 2**18, 64
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,20 +120,20 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
         >>> measure_relative(-0.5 * k.abs()).locality
         tensor(0.4581, dtype=torch.float64)
     """
-    given = float_tensor("bias", bias)
-    if given.ndim == 0 or given.shape[-1] % 2 == 0:
-        wanted = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(given.shape)}"
-        raise ValueError(f"{wanted}; an encoding gives them as relative(n), not as its n x n matrix")
-    if bool(torch.isnan(given).any()) or bool((given == torch.inf).any()):
+    numbers = float_tensor("bias", bias)
+    if numbers.ndim == 0 or numbers.shape[-1] % 2 == 0:
+        expected = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(numbers.shape)}"
+        raise ValueError(f"{expected}; an encoding gives them as relative(n), not as its n x n matrix")
+    if bool(torch.isnan(numbers).any()) or bool((numbers == torch.inf).any()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
-    tolerance = Tolerance.for_dtype(given.dtype, rtol)
-    batch, distances = given.shape[:-1], given.shape[-1]
-    heads = on_float64_device(given).reshape(math.prod(batch), distances).to(torch.float64)
+    tolerance = Tolerance.for_dtype(numbers.dtype, rtol)
+    batch, distances = numbers.shape[:-1], numbers.shape[-1]
+    heads = on_float64_device(numbers).reshape(math.prod(batch), distances).to(torch.float64)
     # in the working memory of one long head, or of several short ones
     parts = [_measure_biases(part, tolerance) for part in torch.split(heads, max(1, _PART // distances))]
-    dtype = torch.promote_types(given.dtype, torch.float32)
-    fields = (torch.cat(values).to(given.device, dtype) for values in zip(*parts, strict=True))
-    masked = given == -torch.inf
+    dtype = torch.promote_types(numbers.dtype, torch.float32)
+    fields = (torch.cat(values).to(numbers.device, dtype) for values in zip(*parts, strict=True))
+    masked = numbers == -torch.inf
     past, future = masked[..., : distances // 2].all(-1), masked[..., distances // 2 + 1 :].all(-1)
     if distances > 3 and bool((past ^ future).any()):
         warn_of_one_sided()
@@ -277,9 +276,9 @@ def measure_absolute(
     sums = queries.new_zeros(len(by_head[0]), 4, dtype=torch.float64)
     with torch.no_grad():
         for q, k, total in zip(*by_head, sums, strict=True):
-            for _, first, stop in row_blocks(1, n, q.device):
-                block = softmax_weights(q[rows_needed(first, stop, n)], k)
-                statistics = block_statistics(block[None], first, stop, tolerance)
+            for first in range(0, n, _HEIGHT):
+                block = softmax_weights(q[first : first + _HEIGHT], k)
+                statistics = row_statistics(block[None], tolerance, first=first)
                 total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
     values = pool_sums(n, sums.unbind(-1))
     return Measurement(*(value.to(projected[0]).reshape(queries.shape[:-2]) for value in values))
