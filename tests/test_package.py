@@ -37,7 +37,7 @@ ARROWS = {
     },
     "evaluation": {"_batches", "_checks", "_display", "_distributed", "corpora", "models", "statistics"},
     "plots": {"_checks", "evaluation", "metrics", "positions", "statistics"},
-    "reports": {"_checks", "corpora", "encodings", "evaluation", "metrics", "models", "probes"},
+    "reports": {"_checks", "corpora", "encodings", "evaluation", "metrics", "models", "plots", "probes"},
 }
 
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from matplotlib.figure import Figure
 from torch import nn
 
 import pelocality
@@ -19,12 +21,13 @@ from pelocality.metrics import sink_rate
 from pelocality.models import identical_patches
 from pelocality.reports import Atlas, Chart, atlas_row, load_model, order_pairs, text_batches
 from pelocality.reports.atlas import FIELDS, SCHEMA
-from pelocality.reports.figures import figure
+from pelocality.reports.figures import svg
 from tests.families import same, state
 from tests.scripts import ROOT
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
 LENGTH, WORDS = 12, 3
+save = Figure.savefig
 ALL = ["positions", "heads", "profiles", "kernels", "bands", "sinks", "share", "classes", "depth", "order"]
 
 
@@ -265,7 +268,6 @@ def test_help_is_quick():
 
 
 def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path, capsys):
-    pytest.importorskip("plotly")
     models["bert"].save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     small = ["--length", "8", "--words", "2", "--json", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.html")]
@@ -280,7 +282,6 @@ def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path
 
 
 def test_a_model_or_a_text_that_does_not_exist_is_an_error_without_a_traceback(tmp_path, capsys):
-    pytest.importorskip("plotly")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     texts = [["any", "--text", str(tmp_path / name)] for name in ("text.txt", "latin.txt")]
     for wrong in ([str(tmp_path)], *texts):
@@ -303,7 +304,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -312,79 +313,87 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(made):
-    pytest.importorskip("plotly")
     atlas = Atlas([atlas_row(made[name]) for name in ("bert", "llama")])
     return {"report": made["llama"].to_html(), "atlas": atlas.to_html()}
 
 
 def test_a_page_is_whole_small_and_loads_nothing(pages, made):
     for text in pages.values():
-        assert len(text.encode()) < 6e6
+        assert len(text.encode()) < 1e6
         page = Page(text)
         assert not page.open
         assert not [given for _, given in page.tags if "src" in given or given.get("href", "#")[0] not in "#d"]
         assert any("default-src 'none'" in given.get("content", "") for _, given in page.tags)
-        specs = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
-        places = [given["data-chart"] for _, given in page.tags if "data-chart" in given]
-        assert places == [str(number) for number in range(len(specs))]
+        assert "script" not in dict(page.tags)
     page = Page(pages["report"])
-    assert len([1 for _, given in page.tags if "data-chart" in given]) == sum(
-        len(p.charts) for p in made["llama"].parts
-    )
+    assert sum(tag == "svg" for tag, _ in page.tags) == sum(len(part.charts) for part in made["llama"].parts)
     assert [given["id"] for tag, given in page.tags if tag == "section"] == [*ALL, "source"]
     assert sum(tag == "details" for tag, _ in page.tags) == len(ALL)
 
 
 def test_the_name_of_a_model_is_text_on_its_page():
-    pytest.importorskip("plotly")
     model = SequenceModel(nn.Embedding(9, 4), vocabulary_size=9, name="<script>x</script>")
     text = report(model, length=8, words=2, progress=False).to_html()
     assert "<h1>&lt;script&gt;x&lt;/script&gt;</h1>" in text
 
 
-def test_every_kind_of_chart_is_drawn_with_its_numbers():
+def drawn(monkeypatch, *arguments, **options):
+    """Return the axes of a chart, and its SVG."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
+    text = svg(Chart(*arguments, **options))
+    return figures[0].axes[0], text
+
+
+def test_every_kind_of_chart_is_drawn_with_its_numbers_in_the_colours_of_the_page(monkeypatch):
     rows = [[1.0, None], [-9.0, 2.0]]
-    for kind in ("grid", "lines", "bars", "groups"):
-        drawn = figure(Chart(kind, "t", "x", "y", ["a", "b"], rows, ["one", "two"]))
-        assert drawn["layout"]["xaxis"]["title"]["text"] == "x"
-        assert (drawn["data"][0]["z"] if kind == "grid" else [each["y"] for each in drawn["data"]]) == rows
-    drawn = figure(Chart("points", "t", "x", "y", rows, rows, ["one", "two"], labels=[["a", "b"], ["c", "d"]]))
-    assert [each["x"] for each in drawn["data"]] == rows
-    square = figure(Chart("grid", "t", "x", "y", [0, 1], rows, [0, 1], centred=True))
-    assert square["layout"]["yaxis"]["scaleanchor"] == "x"
-    assert square["data"][0]["colorbar"]["ticktext"] == ["≤ -2", "0", "≥ 2"]  # the last tenth of colours is clipped
-    many = figure(
-        Chart("lines", "t", "layer", "y", [0], [[1]] * 20, [f"layer {each}" for each in range(20)], ordered=True)
-    )
-    assert not many["layout"]["showlegend"]
-    assert many["data"][-1]["marker"]["showscale"]
+    numbers = np.array(rows, dtype=float)
+    ax, text = drawn(monkeypatch, "grid", "t", "x", "y", ["a", "b"], rows, ["one", "two"])
+    np.testing.assert_array_equal(ax.images[0].get_array().filled(np.nan), numbers)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two"]
+    assert ">-9<" in text
+    ax, text = drawn(monkeypatch, "lines", "<t>", "x", "y", [3, 4], rows, ["$one$", "two"])
+    np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], numbers)
+    assert all(word in text for word in (">x<", ">y<", "&lt;t&gt;", ">$one$<", "fill: currentColor", "var(--rule)"))
+    for kind in ("bars", "groups"):
+        ax, _ = drawn(monkeypatch, kind, "t", "x", "y", ["a", "b"], [[1, 2], [3, 4]], ["one", "two"])
+        assert [bar.get_height() for bar in ax.patches] == [1, 2, 3, 4]
+        assert [bar.get_y() for bar in ax.patches] == ([0, 0, 1, 2] if kind == "bars" else [0] * 4)
+    ax, _ = drawn(monkeypatch, "points", "t", "x", "y", rows, rows, ["one", "two"])
+    assert [points.get_offsets().tolist() for points in ax.collections] == [[[1, 1], [None, None]], [[-9, -9], [2, 2]]]
+    square, text = drawn(monkeypatch, "grid", "t", "x", "y", [0, 1], rows, [0, 1], centred=True)
+    assert square.get_aspect() == 1
+    assert all(word in text for word in (">≤ -2<", ">≥ 2<"))  # the last tenth of colours is clipped
+    many = ("lines", "t", "layer", "y", [0], [[1]] * 20, [f"layer {each}" for each in range(20)])
+    ax, text = drawn(monkeypatch, *many, ordered=True)
+    assert not ax.figure.legends
+    assert len(ax.figure.axes) == 2  # a colour bar
 
 
 _FRAME = """<iframe id="page" style="width:{width}px;height:900px;border:0"></iframe><script>
 const page = document.getElementById("page");
-page.onload = () => setTimeout(() => {{
-  const inner = page.contentDocument;
-  document.title = JSON.stringify([inner.documentElement.scrollWidth, inner.querySelectorAll(".main-svg").length > 0,
-    [...inner.querySelectorAll(".figure")].filter((one) => !one.querySelector(".main-svg")).length]);
-}}, 2000);
+page.onload = () => {{
+  const figures = [...page.contentDocument.querySelectorAll("svg")].map((each) => each.getBoundingClientRect());
+  document.title = JSON.stringify([page.contentDocument.documentElement.scrollWidth,
+    Math.min(...figures.map((box) => Math.min(box.width, box.height)))]);
+}};
 page.src = "page.html";
 </script>"""
 
 
-@pytest.mark.parametrize("name", ["report", "atlas"])
-@pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_draws_every_figure_without_an_error(name, width, pages, tmp_path):
+def test_a_browser_shows_every_figure_without_an_error(pages, tmp_path):
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium to open the page in; install it, as with apt-get install chromium")
-    (tmp_path / "page.html").write_text(pages[name], encoding="utf-8")
-    (tmp_path / "frame.html").write_text(_FRAME.format(width=width))
+    (tmp_path / "page.html").write_text(pages["report"], encoding="utf-8")
+    (tmp_path / "frame.html").write_text(_FRAME.format(width=400))
     flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-sync"
-    flags += " disable-component-update allow-file-access-from-files enable-logging=stderr virtual-time-budget=20000"
+    flags += " disable-component-update allow-file-access-from-files enable-logging=stderr virtual-time-budget=5000"
     command = [browser, *(f"--{flag}" for flag in flags.split()), f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--dump-dom", "--window-size=1500,1000", (tmp_path / "frame.html").as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "frame.html").as_uri()], capture_output=True, text=True
+    )
     assert "CONSOLE" not in result.stderr
-    found = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
-    assert found[0] <= width  # nothing is wider than the page
-    assert found[1:] == [True, 0]  # no figure is missing
+    width, smallest = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
+    assert width <= 400  # nothing is wider than the page
+    assert smallest > 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from pelocality.plots._axes import (
     line_styles,
     short_number,
     size_in_inches,
+    ticks_that_fit,
     with_legend,
 )
 from pelocality.statistics import mean_over_runs
@@ -74,7 +74,7 @@ def head_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Values that are none of these, or limits that are not numbers.
+        TypeError: Values that are none of these.
         ValueError: Not two axes, nothing to draw, another number of layers, an unknown metric, a metric of numbers, or
             limits that are not two numbers in order.
 
@@ -85,21 +85,19 @@ def head_grid(
         'layer'
     """
     column, [(grid, layers, _)] = _by_layer({"values": values}, metric, layers, length, (2,))
-    if limits is not None:
-        ends = real_numbers("limits", limits)
-        if ends.shape != (2,) or not ends[0] <= ends[1]:
-            raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
-        limits = float(ends[0]), float(ends[1])
     depth, heads = grid.shape
     fig, ax = figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
     finite = grid[np.isfinite(grid)]
-    low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
+    ends = (finite.min(), finite.max()) if finite.size else (0, 1)
+    low, high = map(float, ends if limits is None else limits)
+    if not low <= high:
+        raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
     draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
     width, height = size_in_inches(ax)
-    draw_numbers(ax, grid, low, high)
+    draw_numbers(ax, grid)
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*_ticks(range(heads), width))
-    ax.set_yticks(*_ticks(layers, height))
+    ax.set_xticks(*ticks_that_fit(range(heads), width))
+    ax.set_yticks(*ticks_that_fit(layers, height))
     return fig, ax
 
 
@@ -146,8 +144,8 @@ def bands(
     turns = frame.groupby("band")["wavelength"].median()
     waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else short_number(t) for t in turns]
     ax.set(xlabel="wavelength (tokens)", ylabel=rows)
-    ax.set_xticks(*_ticks(waves, width, 0.5))
-    ax.set_yticks(*_ticks(list(grid.index), height))
+    ax.set_xticks(*ticks_that_fit(waves, width, 0.5))
+    ax.set_yticks(*ticks_that_fit(list(grid.index), height))
     return fig, ax
 
 
@@ -199,8 +197,8 @@ def head_classes(
         ax.scatter([], [], s=60, marker="s", color=colour, edgecolor="0.5", label=label)
     ax.imshow(image, aspect="auto")
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*_ticks(range(heads), width))
-    ax.set_yticks(*_ticks(result.layers, height))
+    ax.set_xticks(*ticks_that_fit(range(heads), width))
+    ax.set_yticks(*ticks_that_fit(result.layers, height))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return fig, ax
 
@@ -245,19 +243,17 @@ def comparison(
         'layer'
     """
     if not isinstance(values, Mapping):
-        raise TypeError(
-            'values must be a dictionary by name, such as {"before": result, "after": other}, '
-            f"got {type(values).__name__}"
-        )
+        example = '{"before": result, "after": other}'
+        raise TypeError(f"values must be a dictionary by name, such as {example}, got {type(values).__name__}")
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
-    given = {f"values[{name!r}]": each for name, each in values.items()}
-    column, lines = _by_layer(given, metric, layers, length, (1, 2))
+    named = {f"values[{name!r}]": each for name, each in values.items()}
+    column, lines = _by_layer(named, metric, layers, length, (1, 2))
     depths = [depth for *_, depth in lines]
     if relative_depth is None:
         relative_depth = layers is None and None not in depths and len(set(depths)) > 1
     if relative_depth and None in depths:
-        which = list(given)[depths.index(None)]
+        which = list(named)[depths.index(None)]
         raise ValueError(f"relative_depth needs all layers, but {which} has only some; leave relative_depth out")
     every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
@@ -277,7 +273,7 @@ def comparison(
         ax.set_xlabel("depth (0: first layer, 1: last layer)")
     else:
         ax.set_xlim(-0.6, len(every_layer) - 0.4)
-        ax.set_xticks(*_ticks(every_layer, size_in_inches(ax)[0]))
+        ax.set_xticks(*ticks_that_fit(every_layer, size_in_inches(ax)[0]))
     return with_legend(fig, ax, new)
 
 
@@ -315,15 +311,12 @@ def trajectory(
         raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
     if metric is None:
         metric = "past_locality" if "past_locality" in table else "locality"
-    missing = {"step", "layer", metric} - set(table.columns)
-    if missing:
-        raise ValueError(
-            f"table has no column {', '.join(sorted(missing))}; it has {', '.join(map(str, table.columns))}"
-        )
+    if missing := {"step", "layer", metric} - set(table.columns):
+        columns = ", ".join(map(str, table.columns))
+        raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {columns}")
     if table[["step", "layer"]].isna().any(axis=None):
-        raise ValueError(
-            'table has rows without a step or a layer; leave them out: table.dropna(subset=["step", "layer"])'
-        )
+        advice = 'table.dropna(subset=["step", "layer"])'
+        raise ValueError(f"table has rows without a step or a layer; leave them out: {advice}")
     rows_by = [name for name in ("step", "layer", "seed") if name in table]
     repeated = table[table.duplicated(rows_by)]
     if len(repeated):
@@ -419,9 +412,3 @@ def _measured(value: Any, column: str) -> Any:
 
     frame = to_frame(value, column)
     return frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)
-
-
-def _ticks(names: Sequence[int | str], inches: float, room: float = 0.22) -> tuple[range, list[str]]:
-    """Return which places are labelled, all or every k-th where each has less room in inches, and the labels."""
-    ticks = range(0, len(names), math.ceil(room * len(names) / inches))
-    return ticks, [str(names[place]) for place in ticks]

@@ -52,7 +52,7 @@ def needles(
     grid = rows.assign(correct=rows["correct"].astype(float)).pivot_table("correct", "length", "depth", "mean")
     fig, ax = figure_and_axes(ax, (1.8 + 0.6 * grid.shape[1], 1.4 + 0.45 * len(grid)), title)
     draw_image(ax, grid.to_numpy(), "share found", vmin=0, vmax=1, aspect="auto")
-    draw_numbers(ax, grid.to_numpy(), 0, 1)
+    draw_numbers(ax, grid.to_numpy())
     ax.set(xlabel="depth of the needle (0 begins the context)", ylabel="length (tokens)")
     ax.set_xticks(range(grid.shape[1]), [f"{depth:g}" for depth in grid.columns])
     ax.set_yticks(range(len(grid)), [str(length) for length in grid.index])

@@ -8,7 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from pelocality.reports.contents import Chart, Report, plain
+from pelocality.reports.contents import Chart, plain
+from pelocality.reports.page import figures, notes, page, table, text
+from pelocality.reports.result import Report
 from pelocality.reports.run import report
 
 SCHEMA = "pelocality-atlas/1"
@@ -76,17 +78,34 @@ class Atlas:
         """Return the atlas as one HTML page that loads nothing.
 
         Raises:
-            ImportError: Plotly is not installed.
+            ImportError: Matplotlib is not installed.
         """
-        from pelocality.reports.page import atlas_page
-
-        return atlas_page(self)
+        frame = self.to_frame().set_index("model").T.reset_index(names="").astype(object)
+        by_layer = pd.DataFrame([{"model": row["name"]} | layer for row in self.rows for layer in row["layers"]])
+        found = "".join(
+            f"<h3>{text(row['name'])}</h3><ul class=short>{''.join(f'<li>{text(each)}</li>' for each in found)}</ul>"
+            for row, found in ((row, row["found"].values()) for row in self.rows)
+        )
+        commands = "\n".join(f"{row['source']['command']}  # {row['name']}" for row in self.rows)
+        body = [
+            "<h1>Models side by side</h1>",
+            '<p class="how">Numbers are means over the layers and heads of a model, counts of heads are sums. "words" '
+            'is attention to one repeated word, "text" that on texts.</p>',
+            notes(self.notes),
+            table(frame.columns, plain(frame.to_numpy().tolist()), "wide tall"),
+            '<section><h2>By depth</h2><p class="how">Each line is a model, from its first layer (0) to its last '
+            f"(1).</p>{figures(self.charts())}<details><summary>Numbers by layer</summary>"
+            f"{table(by_layer.columns, plain(by_layer.astype(object).to_numpy().tolist()))}</details></section>",
+            f"<section><h2>What is notable in each</h2>{found}</section>",
+            f"<section><h2>How was this made?</h2><pre>{text(commands)}</pre></section>",
+        ]
+        return page("Models side by side", body)
 
     def save(self, path: str | Path) -> None:
         """Write the page, or to a folder the rows as JSON, one file per model.
 
         Raises:
-            ImportError: Plotly is not installed.
+            ImportError: Matplotlib is not installed.
         """
         if not Path(path).is_dir():
             Path(path).write_text(self.to_html(), encoding="utf-8")

@@ -11,8 +11,6 @@ from pelocality.reports._by_head import away, by_layer, head_grid, how_many, lar
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.subject import Subject, supported
 
-_METHODS = {"texts": "of the mean content of the texts"}
-
 
 def positions(subject: Subject) -> Part:
     """Return which positions the model runs, as declared and as measured."""
@@ -101,7 +99,7 @@ def profiles(subject: Subject) -> Part:
     )
     frame = pd.DataFrame(curves.T.tolist(), columns=names)
     frame.insert(0, "distance", distances)
-    matrix = result.attention[place, head]
+    matrix, title = result.attention[place, head], f"{place_of(result, place, head)}: its matrix"
     return Part(
         "The line of a layer is its mean attention to the token so many places to the left (below 0) or right, without "
         "the first token; far distances rest on few pairs. The matrix is that of the most local head.",
@@ -110,15 +108,7 @@ def profiles(subject: Subject) -> Part:
         table_of(frame),
         (
             Chart("lines", "mean over heads", "distance (tokens)", "attention", distances, curves, names, ordered=True),
-            Chart(
-                "grid",
-                f"{place_of(result, place, head)}: its matrix",
-                "key (position)",
-                "query (position)",
-                list(range(n)),
-                matrix,
-                list(range(n)),
-            ),
+            Chart("grid", title, "key (position)", "query (position)", list(range(n)), matrix, list(range(n))),
         ),
     )
 
@@ -142,11 +132,11 @@ def kernels(subject: Subject) -> Part:
     layer, head = largest(span)
     peak = distances[int(logits[layer, head].argmax())]
     names = [f"{one}.{two}" for one in result.layers for two in range(logits.shape[1])]
-    frame = pd.DataFrame({"head": names, "span_(nats)": span.flatten().tolist()})
-    frame["largest_at_distance"] = [distances[k] for k in logits.flatten(0, 1).argmax(-1).tolist()]
-    weights = measure_relative(logits.flatten(0, 1)) if not result.causal else None
-    if weights is not None:
-        frame["locality_of_its_softmax"] = weights.locality.tolist()
+    largest_at = [distances[k] for k in logits.flatten(0, 1).argmax(-1).tolist()]
+    frame = pd.DataFrame({"head": names, "span_(nats)": span.flatten().tolist(), "largest_at_distance": largest_at})
+    if not result.causal:
+        frame["locality_of_its_softmax"] = measure_relative(logits.flatten(0, 1)).locality.tolist()
+    title = "logits, of the mean content of the texts" if result.method == "texts" else f"logits, {result.method}"
     return Part(
         "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
         "key at this distance than on average, in nats"
@@ -158,14 +148,7 @@ def kernels(subject: Subject) -> Part:
         table_of(frame),
         (
             Chart(
-                "grid",
-                f"logits, {_METHODS.get(result.method, result.method)}",
-                "distance (tokens)",
-                "layer.head",
-                distances,
-                logits.flatten(0, 1),
-                names,
-                centred=True,
+                "grid", title, "distance (tokens)", "layer.head", distances, logits.flatten(0, 1), names, centred=True
             ),
         ),
     )
@@ -191,16 +174,6 @@ def bands(subject: Subject) -> Part:
         f"({float(fast[layer, head]):.0%}).",
         f"rotary_bands(model, tokenizer, texts, without_first={subject.first}).use.mean(1)",
         table_of(shares),
-        (
-            Chart(
-                "grid",
-                "share of use",
-                "wavelength (tokens)",
-                "layer",
-                labels,
-                use.mean(1),
-                names,
-            ),
-        ),
+        (Chart("grid", "share of use", "wavelength (tokens)", "layer", labels, use.mean(1), names),),
         {"slow rotations": share.mean(1).tolist()},
     )

@@ -15,9 +15,11 @@ from tqdm import tqdm
 import pelocality
 from pelocality._checks import count
 from pelocality.models import SequenceModel
-from pelocality.reports.contents import Part, Report, plain
+from pelocality.plots._axes import require_matplotlib
+from pelocality.reports.contents import Part, plain
 from pelocality.reports.inputs import default_texts, load_model
 from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
+from pelocality.reports.result import Report
 from pelocality.reports.subject import Subject
 from pelocality.reports.text_parts import classes, depth, order, share, sinks
 
@@ -52,7 +54,7 @@ def report(
 ) -> Report:
     """Return all measurements of a model, as plain numbers and as one HTML page.
 
-    Each part has figures that can be zoomed, a sentence on how to read them, a sentence on what is notable, the numbers
+    Each part has figures, a sentence on how to read them, a sentence on what is notable, the numbers
     as a table, and the line of code that makes them. The sentence on what is notable is computed from the numbers. If
     the model does not support a part, the part holds the reason. The page is one file that loads nothing, and opens
     offline.
@@ -79,7 +81,7 @@ def report(
         ValueError: A length, a number of words or a seed below what can be measured, a length beyond the positions of
             the model, or a model that supports no part.
         OSError: There is no model of this name, or the folder of ``path`` does not exist.
-        ImportError: Plotly is not installed, and a page is to be written.
+        ImportError: Matplotlib is not installed, and a page is to be written.
 
     Examples:
         >>> from transformers import BertConfig, BertModel
@@ -97,9 +99,7 @@ def report(
     if path is not None and not Path(path).parent.is_dir():
         raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
     if path is not None and not str(path).endswith(".json"):
-        from pelocality.reports.page import plotly_script
-
-        plotly_script()  # before the model runs
+        require_matplotlib()  # before the model runs
     given = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
         model, its_tokenizer = load_model(model)
