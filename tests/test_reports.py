@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.families import same, state
 from tests.scripts import ROOT
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-LENGTH, WORDS = 12, 3
+LENGTH, WORDS, SEED = 12, 3, 3
 save = Figure.savefig
 ALL = ["positions", "heads", "profiles", "kernels", "bands", "sinks", "share", "classes", "depth", "order"]
 
@@ -49,7 +50,7 @@ def models(tokenizer):
 
 @pytest.fixture(scope="module")
 def made(models, tokenizer):
-    options = {"length": LENGTH, "words": WORDS, "progress": False}
+    options = {"length": LENGTH, "words": WORDS, "seed": SEED, "progress": False}
     return {name: report(model, tokenizer, **options) for name, model in models.items()}
 
 
@@ -86,7 +87,7 @@ def test_every_part_has_sentences_numbers_and_code(name, made):
 
 def test_numbers_of_repeated_words_are_those_of_positional_attention(made, models, tokenizer):
     for name, prefix, metric in (("bert", False, "locality"), ("llama", True, "past_locality")):
-        result = positional_attention(models[name], tokenizer, length=LENGTH, words=WORDS, prefix=prefix)
+        result = positional_attention(models[name], tokenizer, length=LENGTH, words=WORDS, seed=SEED, prefix=prefix)
         expected = result.per_sample[metric].mean(0)
         shown = column(made[name]["heads"], metric.replace("_", " "))
         assert shown == pytest.approx(expected.flatten().tolist(), rel=1e-3)
@@ -122,19 +123,14 @@ def test_the_code_beside_a_part_runs(name, made, models, tokenizer):
             if part.key in ("share", "sinks"):
                 shown = column(part, part.table["columns"][2])
                 assert shown == pytest.approx(found.flatten().tolist(), rel=2e-3, abs=1e-3)
+            if part.key == "depth":  # the last line is that of the influence
+                own = found.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).tolist()
+                assert column(part, "influence own") == pytest.approx(own, rel=1e-3)
 
 
-def test_the_code_of_influence_has_the_seed_of_its_numbers(models, tokenizer):
-    part = report(models["bert"], tokenizer, length=LENGTH, words=WORDS, seed=3, progress=False)["depth"]
-    known = {"model": models["bert"], "tokenizer": tokenizer, "lines": reports.inputs.default_texts()}
-    exec("from pelocality import *; from pelocality.reports import text_batches", known)
-    found = eval(part.code.split("; ")[1], known).attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
-    assert column(part, "influence own") == pytest.approx(found.tolist(), rel=1e-3)
-
-
-def test_a_report_is_json_and_leaves_the_model_as_it_was(models, tokenizer, tmp_path):
+def test_a_report_is_json_and_leaves_the_model_as_it_was(models, tmp_path):
     before = state(models["bert"])
-    result = report(models["bert"], tokenizer, tmp_path / "bert.json", length=8, words=2, progress=False)
+    result = report(models["bert"], path=tmp_path / "bert.json", length=8, words=2, progress=False)
     assert same(before, state(models["bert"]))
     written = json.loads((tmp_path / "bert.json").read_text())
     assert [part["key"] for part in written["parts"]] == ALL
@@ -157,25 +153,24 @@ def test_models_of_images_states_and_without_attention_have_reports_too():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error"),
     [
-        ({"texts": "one text"}, TypeError, "texts must be a list of texts"),
-        ({"texts": []}, ValueError, "texts is empty"),
-        ({"words": 0}, ValueError, "words must be at least 1"),
-        ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"length": 2}, ValueError, "length must be at least 4"),
-        ({"length": 513}, ValueError, "length=513 is beyond the 512 positions of BertModel"),
-        ({"path": "no/such/folder.html"}, FileNotFoundError, "path must be in a folder that exists"),
+        ({"texts": "one text"}, TypeError),
+        ({"texts": []}, ValueError),
+        ({"words": 0}, ValueError),
+        ({"seed": -1}, ValueError),
+        ({"length": 2}, ValueError),
+        ({"length": 513}, ValueError),
+        ({"path": "no/such/folder.html"}, FileNotFoundError),
     ],
 )
-def test_a_wrong_argument_is_named(options, error, message):
-    model = hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES))
-    with pytest.raises(error, match=message):
-        report(model, **options, progress=False)
+def test_a_wrong_argument_is_named(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        report(hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES)), **options, progress=False)
 
 
 def test_a_model_without_any_part_is_an_error():
-    with pytest.raises(ValueError, match=r"supports no part of a report; the first reason: .* on the meta device"):
+    with pytest.raises(ValueError, match="supports no part of a report"):
         report(hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES)).to("meta"), progress=False)
 
 
@@ -192,11 +187,12 @@ def test_a_path_that_does_not_exist_is_said_before_the_hub_is_asked(name):
         load_model(name)
 
 
-def test_texts_have_one_length_and_too_short_ones_are_refused(tokenizer):
+def test_texts_have_one_length_and_texts_that_are_too_short_are_refused(tokenizer):
     batches = text_batches(["A cat slept all day long."] * 60, tokenizer, 20, 10)
     assert [tuple(batch["input_ids"].shape) for batch in batches] == [(8, 22), (2, 22)]
-    with pytest.raises(ValueError, match="texts hold fewer than length=500 tokens"):
-        text_batches(["A cat slept."], tokenizer, 500)
+    for read in (lambda: text_batches(["A cat slept."], tokenizer, 500), lambda: order_pairs(["Hi.", "It rained."])):
+        with pytest.raises(ValueError, match="texts hold"):
+            read()
 
 
 # ---- rows of an atlas
@@ -214,23 +210,15 @@ def test_a_row_holds_means_by_layer_and_is_read_again(made, tmp_path):
     assert compare_models([next(tmp_path.glob("*.json"))]).to_frame()["positions"].tolist() == ["learned"]
 
 
-def test_texts_without_a_sentence_to_shuffle_are_named():
-    with pytest.raises(ValueError, match="texts hold no sentence of four words"):
-        order_pairs(["Hi.", "It rained. All day."])
-
-
 def test_a_row_of_another_schema_is_refused(made, tmp_path):
-    for change, message in (({"schema": "pelocality-atlas/0"}, SCHEMA), ({"numbers": 3}, "lacks the fields numbers")):
+    for change in ({"schema": "pelocality-atlas/0"}, {"numbers": 3}):
         (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"]) | change))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=SCHEMA):
             Atlas.read([tmp_path / "row.json"])
     made["bert"].save(tmp_path / "report.json")
-    with pytest.raises(ValueError, match=r"report\.json must hold a row .*, got a report; compare --json writes one"):
-        compare_models([tmp_path / "report.json"])
-    with pytest.raises(ValueError, match="models is empty"):
-        compare_models([])
-    with pytest.raises(TypeError, match="models must be a list of models, names or files, got a str"):
-        compare_models("bert-base-uncased")
+    for models in ([tmp_path / "report.json"], [], "bert-base-uncased"):
+        with pytest.raises((TypeError, ValueError), match=r"a report; compare --json writes one|^models "):
+            compare_models(models)
 
 
 def test_an_atlas_says_why_models_cannot_be_compared(made):
@@ -267,14 +255,14 @@ def test_help_is_quick():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
-def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path, capsys):
+def test_the_command_writes_the_page_and_the_numbers(made, models, tokenizer, tmp_path, capsys):
     models["bert"].save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     small = ["--length", "8", "--words", "2", "--json", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.html")]
     assert main(["report", str(tmp_path / "bert"), *small]) == 0
     assert "Most local: layer" in capsys.readouterr().out
     assert "<title>" in (tmp_path / "out.html").read_text(encoding="utf-8")
-    (tmp_path / "row.json").write_text(json.dumps(atlas_row(report(models["bert"], length=8, words=2))))
+    (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"])))
     assert main(["compare", str(tmp_path / "row.json"), "-o", str(tmp_path / "atlas.html")]) == 0
     assert "words: locality" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "out.json"), "-o", str(tmp_path / "atlas.html")]) == 1
@@ -314,6 +302,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def pages(made):
     atlas = Atlas([atlas_row(made[name]) for name in ("bert", "llama")])
+    for layer in (layer for row in atlas.rows for layer in row["layers"]):
+        layer["<b>"] = 1  # a number of a row that someone else made
     return {"report": made["llama"].to_html(), "atlas": atlas.to_html()}
 
 
@@ -331,9 +321,8 @@ def test_a_page_is_whole_small_and_loads_nothing(pages, made):
     assert sum(tag == "details" for tag, _ in page.tags) == len(ALL)
 
 
-def test_the_name_of_a_model_is_text_on_its_page():
-    model = SequenceModel(nn.Embedding(9, 4), vocabulary_size=9, name="<script>x</script>")
-    text = report(model, length=8, words=2, progress=False).to_html()
+def test_the_name_of_a_model_is_text_on_its_page(made):
+    text = replace(made["bert"], name="<script>x</script>", parts=()).to_html()
     assert "<h1>&lt;script&gt;x&lt;/script&gt;</h1>" in text
 
 
