@@ -137,7 +137,7 @@ def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkey
 
     def run(*more):
         run_script(
-            "experiments/downstream_accuracy.py", "--smoke", "--output", tmp_path, *more, monkeypatch=monkeypatch
+            "experiments/paper/downstream_accuracy.py", "--smoke", "--output", tmp_path, *more, monkeypatch=monkeypatch
         )
         return capsys.readouterr().out
 

@@ -311,7 +311,7 @@ def test_the_kernel_ranks_the_heads_of_a_trained_decoder_as_text_does():
     on_text = past_locality(text_average(model, batch(others), **options))
     found = past_locality(positional_logits(model, texts=batch(texts), length=24, **options))
     assert on_text.max() - on_text.min() > 0.1
-    assert spearmanr(found.flatten(), on_text.flatten())[0] > 0.8  # .93 to .99 in experiments/rotations.py
+    assert spearmanr(found.flatten(), on_text.flatten())[0] > 0.8  # .93 to .99 in experiments/beyond/rotations.py
 
 
 def copies(number):

@@ -1,6 +1,6 @@
 """Print which share of role swaps was read as wrong, round by round, and what stricter rules cost.
 
-    python experiments/role_swap_rounds.py
+    python -m experiments.beyond.role_swap_rounds
 
 Reads four files in docs/results:
 
@@ -19,11 +19,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from runs import markdown, percent
 
+from experiments.runs import markdown, percent
 from pelocality.statistics import Estimate, proportion, proportion_over_groups
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ANNOTATED = ("gold frames", "gold trees")
 
 

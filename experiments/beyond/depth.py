@@ -1,8 +1,8 @@
 """Where does a model look over depth: influence beside attention, and beside attention that is rolled out?
 
-    python experiments/depth.py --smoke                                   # MiniLM on the story in examples/data
-    python experiments/depth.py --text wikitext2_valid.txt --output runs  # at full size
-    python experiments/depth.py --results docs/results/depth_minilm.csv docs/results/depth_smollm2.csv
+    python -m experiments.beyond.depth --smoke                                   # MiniLM on the story in examples/data
+    python -m experiments.beyond.depth --text wikitext2_valid.txt --output runs  # at full size
+    python -m experiments.beyond.depth --results docs/results/depth_minilm.csv docs/results/depth_smollm2.csv
 
 Two studies. MiniLM's influence is measured with its cost, and with its error by the number of random directions. The
 attention of SmolLM2 is rolled out over depth and compared with its influence; its package is that of `real_models.py`,
@@ -23,10 +23,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from real_models import packaged, paragraphs
-from runs import DATA, lines_of, markdown
 from transformers import logging
 
+from experiments.beyond.real_models import paragraphs
+from experiments.runs import DATA, lines_of, markdown, packaged
 from pelocality import influence, measure, past_locality, plots, rollout, text_average
 from pelocality.statistics import Estimate
 

@@ -1,7 +1,7 @@
 """How does each metric depend on the decay and symmetry of an attenuated encoding?
 
-    python experiments/attenuated_sweep.py
-    python experiments/attenuated_sweep.py --length 512 --output docs/figures
+    python -m experiments.beyond.attenuated_sweep
+    python -m experiments.beyond.attenuated_sweep --length 512 --output docs/figures
 
 Saves two figures: each metric against the decay w, one line per symmetry s, and against s, one line per w.
 """

@@ -1,8 +1,8 @@
 """The atlas: what the positions of models do that install from PyPI or were trained here, a row of numbers for each.
 
-    python experiments/atlas.py                                                      # MiniLM
-    python experiments/atlas.py --models minilm mpnet smollm2 --output docs/atlas    # rows of docs/atlas.md
-    python experiments/atlas.py --runs runs/fixed-0 runs/bert-0 --output docs/atlas  # rows of what pretrain.py trained
+    python -m experiments.beyond.atlas                                                      # MiniLM
+    python -m experiments.beyond.atlas --models minilm mpnet smollm2 --output docs/atlas    # rows of docs/atlas.md
+    python -m experiments.beyond.atlas --runs runs/fixed-0 runs/bert-0 --output docs/atlas  # what pretrain.py trained
 
 Writes a JSON file for each model, and prints the tables of docs/atlas.md from all that lie in the folder. The packages
 of the models are those of `real_models.py`.
@@ -12,12 +12,11 @@ import argparse
 import json
 from pathlib import Path
 
-from real_models import PACKAGES, packaged
-from runs import last_complete_checkpoint, markdown
 from safetensors.torch import load_model
-from small_models import make_model
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast, logging
 
+from experiments.runs import PACKAGES, last_complete_checkpoint, markdown, packaged
+from experiments.small_models import make_model
 from pelocality import SequenceModel
 from pelocality.reports import Atlas, compare_models
 

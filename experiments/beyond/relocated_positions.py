@@ -1,8 +1,8 @@
 """Can a trained model's positions be moved into an encoding, and what does scaling them there do?
 
-    python experiments/relocated_positions.py --smoke --output runs               # a tiny model, seconds
-    python experiments/relocated_positions.py --text books.txt.gz --output runs   # MiniLM, three seeds
-    python experiments/relocated_positions.py --text books.txt.gz --cells none "fixed form" "learnable form"
+    python -m experiments.beyond.relocated_positions --smoke --output runs               # a tiny model, seconds
+    python -m experiments.beyond.relocated_positions --text books.txt.gz --output runs   # MiniLM, three seeds
+    python -m experiments.beyond.relocated_positions --text books.txt.gz --cells none "fixed form" "learnable form"
 
 The positions of a model are measured on identical words and put into a signed `DistanceTable` per layer and head; its
 own are disabled, and a copy is trained to give the hidden states of the untouched model (`relocate`). Controls with the
@@ -49,13 +49,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import FORMS, SCALINGS, embeddings, encoding_of, load, paragraphs
-from runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from experiments.cells import FORMS, SCALINGS, embeddings, encoding_of, load, paragraphs
+from experiments.runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
 from pelocality import attach, attached
 from pelocality.models import distillation_loss, relocate
 from pelocality.statistics import mean_over_runs

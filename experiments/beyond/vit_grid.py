@@ -1,7 +1,7 @@
 """How local and how symmetric are vision transformers on the grid of their patches?
 
-    python experiments/vit_grid.py vit_tiny_patch16_224_pos_qk.npz --output runs
-    python experiments/vit_grid.py --smoke
+    python -m experiments.beyond.vit_grid vit_tiny_patch16_224_pos_qk.npz --output runs
+    python -m experiments.beyond.vit_grid --smoke
 
 The file holds ViT-tiny's pos_embed (197, 192), one class token and a 14 x 14 grid, and the query and key weights of
 three layers as L0_q_weight, L0_k_weight, L5_q_weight and so on. Their attention is measured on the grid, and beside
@@ -24,10 +24,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from runs import markdown
 from sklearn.datasets import load_digits
 from transformers import ViTConfig, ViTForImageClassification
 
+from experiments.runs import markdown
 from pelocality import (
     ALiBi,
     DisplacementTable,

@@ -1,9 +1,9 @@
 """Does downstream accuracy rise with the locality and the symmetry of a model's positions?
 
-    python experiments/downstream_accuracy.py --smoke --output runs
-    python experiments/downstream_accuracy.py --text books.txt.gz --senteval sentcls --glue glue \
+    python -m experiments.paper.downstream_accuracy --smoke --output runs
+    python -m experiments.paper.downstream_accuracy --text books.txt.gz --senteval sentcls --glue glue \
         --frames ewt_train.jsonl --nli snli_dev_full.jsonl mnli_dev.jsonl --pairs snli_dev_subset.jsonl --output runs
-    python experiments/downstream_accuracy.py --results docs/results/downstream_accuracy.csv    # the published tables
+    python -m experiments.paper.downstream_accuracy --results docs/results/downstream_accuracy.csv  # the tables again
 
 One model: MiniLM's positions, measured on identical words, in a fixed signed table per layer and head, scaled (see
 `cells.py`) and healed: a copy is trained on the same tokens in every cell to give the hidden states of the untouched
@@ -79,16 +79,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import CELLS, embeddings, load, paragraphs, position_metrics, relocated
-from downstream_tables import RELOCATED, long_table, show
-from fine_tuned import fine_tuned_scores
-from healed_models import side_by_side
 from joblib.externals.loky import get_reusable_executor
-from pretrain import parse as parse_pretraining, prepare, pretrain
-from runs import DATA, TINY, claim, last_complete_checkpoint, settings_of, write_atomically
 from safetensors.torch import load_model
-from sentence_tasks import Task, glue, inference, order_sensitive, scores, senteval, tfidf
-from small_models import make_model
+
+from experiments.cells import CELLS, embeddings, load, paragraphs, position_metrics, relocated
+from experiments.fine_tuned import fine_tuned_scores
+from experiments.healed_models import side_by_side
+from experiments.paper.downstream_tables import RELOCATED, long_table, show
+from experiments.pretrain import parse as parse_pretraining, prepare, pretrain
+from experiments.runs import DATA, TINY, claim, last_complete_checkpoint, settings_of, write_atomically
+from experiments.sentence_tasks import Task, glue, inference, order_sensitive, scores, senteval, tfidf
+from experiments.small_models import make_model
 
 # small BERTs by their flags for pretrain.py; in "mixed" each half of the heads is the mirror image of the other
 ATTENUATED = ("--encoding", "attenuated")

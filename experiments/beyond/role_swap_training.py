@@ -1,8 +1,8 @@
 """Does an encoding help a model to see swapped roles, once it is shown some, or do the data do it alone?
 
-    python experiments/role_swap_training.py --smoke --output runs                          # a tiny model, seconds
-    python experiments/role_swap_training.py --results docs/results/role_swap_answers.csv   # the published table again
-    python experiments/role_swap_training.py --output runs --text books.txt.gz --bf16 \
+    python -m experiments.beyond.role_swap_training --smoke --output runs  # a tiny model, seconds
+    python -m experiments.beyond.role_swap_training --results docs/results/role_swap_answers.csv  # the table again
+    python -m experiments.beyond.role_swap_training --output runs --text books.txt.gz --bf16 \
         --parsed snli_dev_subset.jsonl --train snli_dev_full.jsonl mnli_dev.jsonl --parse mnli_dev.jsonl \
         --frames ewt_train.jsonl ewt_dev.jsonl
 
@@ -74,7 +74,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from datasets import Dataset
-from healed_models import (
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from experiments.healed_models import (
     SMOKE,
     add_flags,
     autocast,
@@ -85,7 +88,7 @@ from healed_models import (
     source,
     with_new_head,
 )
-from runs import (
+from experiments.runs import (
     DATA,
     LABELS,
     claim,
@@ -96,9 +99,6 @@ from runs import (
     unused_pairs,
     write_atomically,
 )
-from torch import Tensor
-from transformers import AutoTokenizer
-
 from pelocality import read_frames, read_snli
 from pelocality.corpora import Pair, Sentence, SpacyParser, plain_sentence
 from pelocality.evaluation import evaluate

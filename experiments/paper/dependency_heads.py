@@ -1,8 +1,8 @@
 """Do positional heads find short relations, and contextual heads long ones, in encoders and in a decoder?
 
-    python experiments/dependency_heads.py                         # MiniLM on the small treebank in examples/data
-    python experiments/dependency_heads.py ewt_dev.jsonl en_pud-slim.conllu --model minilm mpnet smollm2
-    python experiments/dependency_heads.py --results docs/results/dependency_heads.csv
+    python -m experiments.paper.dependency_heads                         # MiniLM on the small treebank in examples/data
+    python -m experiments.paper.dependency_heads ewt_dev.jsonl en_pud-slim.conllu --model minilm mpnet smollm2
+    python -m experiments.paper.dependency_heads --results docs/results/dependency_heads.csv
 
 Reads sentences with dependencies (CoNLL-U, or PropBank frames with dependencies). For each relation the best head
 among the positional half of all heads, the best among the contextual half, and the best fixed offset ("the word
@@ -45,13 +45,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from real_models import PACKAGES, packaged
-from runs import DATA, claim, markdown, settings_of, write_atomically
 from scipy import stats
 from scipy.optimize import brentq
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoTokenizer, logging
 
+from experiments.runs import DATA, PACKAGES, claim, markdown, packaged, settings_of, write_atomically
 from pelocality import text_average
 from pelocality.corpora import read_conllu, read_frames
 from pelocality.evaluation.dependencies import compare_head_types, dependency_accuracy

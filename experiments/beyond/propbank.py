@@ -2,12 +2,12 @@
 
 git clone https://github.com/propbank/propbank-release
 git clone https://github.com/UniversalDependencies/UD_English-EWT
-python experiments/propbank.py propbank-release UD_English-EWT --output ewt
+python -m experiments.beyond.propbank propbank-release UD_English-EWT --output ewt
 python -m nltk.downloader -d nltk_data treebank
-python experiments/propbank.py propbank-release nltk_data/corpora/treebank/combined --parts wsj
+python -m experiments.beyond.propbank propbank-release nltk_data/corpora/treebank/combined --parts wsj
 python -m nltk.downloader -d nltk_data masc_tagged
 unzip nltk_data/corpora/masc_tagged.zip -d nltk_data/corpora
-python experiments/propbank.py propbank-release nltk_data/corpora/masc_tagged --parts masc
+python -m experiments.beyond.propbank propbank-release nltk_data/corpora/masc_tagged --parts masc
 
 `read_propbank` joins each document with its words; sentences whose words it does not find are left out. Writes
 ewt_train.jsonl, ewt_dev.jsonl, ewt_test.jsonl, wsj.jsonl and masc.jsonl, which `read_frames` reads. Of EWT train it
@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runs import write_atomically
-
+from experiments.runs import write_atomically
 from pelocality.corpora import Constituents, Corpus, Sentence, read_conllu, read_propbank, read_trees
 
 Documents = Iterator[tuple[str, Corpus[Sentence]]]  # the name of each document, and its sentences
@@ -96,7 +95,7 @@ def records(documents: Documents, part: str, words: tuple[int, int]) -> tuple[li
     return rows, total
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("propbank", type=Path, help="clone of propbank-release")
     parser.add_argument(
@@ -116,3 +115,7 @@ if __name__ == "__main__":
         name = f"{part}.jsonl" if part in ("wsj", "masc") else f"ewt_{part}.jsonl"
         write_atomically(arguments.output / name, "".join(lines))
         print(f"{name}: {len(lines)} of {total} sentences")
+
+
+if __name__ == "__main__":
+    main()

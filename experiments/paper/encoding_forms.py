@@ -1,9 +1,10 @@
 """Does a small language model learn more with one of the five forms of the attenuated encoding?
 
-    python experiments/encoding_forms.py --smoke --output runs
-    python experiments/encoding_forms.py --text books.txt.gz --frames ewt_train.jsonl --senteval sentcls --output runs
-    python experiments/encoding_forms.py --results docs/results/encoding_forms.csv             # the published tables
-    python experiments/encoding_forms.py --results docs/results/downstream_from_nothing.csv    # what 4 seeds can show
+    python -m experiments.paper.encoding_forms --smoke --output runs
+    python -m experiments.paper.encoding_forms --text books.txt.gz --frames ewt_train.jsonl \
+        --senteval sentcls --output runs
+    python -m experiments.paper.encoding_forms --results docs/results/encoding_forms.csv  # the published tables
+    python -m experiments.paper.encoding_forms --results docs/results/downstream_from_nothing.csv  # of 4 seeds
 
 BERTs of 2 layers, 128 wide, are pre-trained from random weights by `pretrain.py` with each of the five forms of Chen et
 al. (2023), all with w = .5 and s = 1: fixed (the weights are added to the logits), learnable (a number per distance and
@@ -28,15 +29,24 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from cells import FORMS as IN_MINILM, embeddings
-from pretrain import parse as parse_pretraining, prepare, pretrain
-from runs import DATA, TINY, claim, last_complete_checkpoint, markdown, of_seeds, settings_of, write_atomically
 from safetensors.torch import load_model
 from scipy.optimize import brentq
 from scipy.stats import nct, t as student_t
-from sentence_tasks import Task, order_sensitive, scores, senteval
-from small_models import make_model
 
+from experiments.cells import FORMS as IN_MINILM, embeddings
+from experiments.pretrain import parse as parse_pretraining, prepare, pretrain
+from experiments.runs import (
+    DATA,
+    TINY,
+    claim,
+    last_complete_checkpoint,
+    markdown,
+    of_seeds,
+    settings_of,
+    write_atomically,
+)
+from experiments.sentence_tasks import Task, order_sensitive, scores, senteval
+from experiments.small_models import make_model
 from pelocality.statistics import mean_over_runs
 
 ENCODINGS: dict[str, tuple[str, ...]] = {

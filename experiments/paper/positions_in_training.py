@@ -1,8 +1,8 @@
 """Do locality and symmetry rise while a small encoder is pre-trained, whatever its positions are?
 
-    python experiments/positions_in_training.py --steps 200 --output runs   # the story in examples/data
-    python experiments/positions_in_training.py --text books.txt.gz --output runs
-    python experiments/positions_in_training.py --text books.txt.gz --output runs \
+    python -m experiments.paper.positions_in_training --steps 200 --output runs   # the story in examples/data
+    python -m experiments.paper.positions_in_training --text books.txt.gz --output runs
+    python -m experiments.paper.positions_in_training --text books.txt.gz --output runs \
         --family bert deberta-v2 mpnet modernbert xlnet --batch 16 --steps 2000 --workers 1
 
 Pre-trains one model per family and seed with `pretrain.py`, every family by masked words (XLNet too, which was made for
@@ -28,11 +28,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from pretrain import pretrain
-from runs import half_way, last_complete_checkpoint, markdown, of_seeds, parse_runs, runs_parser
-from small_models import ENCODERS
 from transformers import AutoModel, AutoTokenizer
 
+from experiments.pretrain import pretrain
+from experiments.runs import half_way, last_complete_checkpoint, markdown, of_seeds, parse_runs, runs_parser
+from experiments.small_models import ENCODERS
 from pelocality import direction_balance, measure, plots, positional_attention
 from pelocality.statistics import mean_over_runs
 

@@ -1,9 +1,9 @@
 r"""How much of a decoder's sense of order comes from its positions, and how much from its mask and from neighbours?
 
-    python experiments/order_without_positions.py --smoke
-    python experiments/order_without_positions.py ewt_train.jsonl ewt_dev.jsonl --pairs snli_dev_subset.jsonl \
+    python -m experiments.beyond.order_without_positions --smoke
+    python -m experiments.beyond.order_without_positions ewt_train.jsonl ewt_dev.jsonl --pairs snli_dev_subset.jsonl \
         --text books.txt.gz --runs runs/decoders_in_training
-    python experiments/order_without_positions.py --results docs/results/order_without_positions.csv
+    python -m experiments.beyond.order_without_positions --results docs/results/order_without_positions.csv
 
 Minimal pairs, by log-likelihood and without any training: all role swaps that today's rules make (gold frames and the
 rule over constituents, the verb inflected anew where its subject changed), and constituents of three words shuffled.
@@ -38,10 +38,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from decoder_minimal_pairs import bigrams, smollm2
-from runs import DATA, claim, fingerprint, last_complete_checkpoint, markdown, percent, write_atomically
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
+from experiments.beyond.decoder_minimal_pairs import bigrams, smollm2
+from experiments.runs import DATA, claim, fingerprint, last_complete_checkpoint, markdown, percent, write_atomically
 from pelocality import NoEncoding, RotaryEncoding, attach, load, read_frames, read_snli
 from pelocality.evaluation import log_likelihood
 from pelocality.probes import constituency_shuffling, minimal_pairs, semantic_role_swap

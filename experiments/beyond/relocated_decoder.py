@@ -1,8 +1,8 @@
 """Can a decoder's learned positions become relative ones, and does it then read beyond the length it was trained at?
 
-    python experiments/relocated_decoder.py --smoke --output runs     # a tiny model on the story in examples/data
-    python experiments/relocated_decoder.py --text books.txt.gz --output runs --batch 16
-    python experiments/relocated_decoder.py --results docs/results/relocated_decoder.csv   # the published table again
+    python -m experiments.beyond.relocated_decoder --smoke --output runs  # a tiny model on the story in examples/data
+    python -m experiments.beyond.relocated_decoder --text books.txt.gz --output runs --batch 16
+    python -m experiments.beyond.relocated_decoder --results docs/results/relocated_decoder.csv  # the table again
 
 Pre-trains a small GPT-2 from random weights, as `decoders_in_training.py` does, on blocks of 32 tokens, for which it
 has positions and no more. These are then replaced, and a copy is trained at the same length to give the hidden states
@@ -29,11 +29,11 @@ import datasets
 import numpy as np
 import pandas as pd
 import torch
-from cells import encoding_of
-from pretrain import blocks, pretrain, split_paragraphs
-from runs import last_complete_checkpoint, markdown, parse_runs, runs_parser
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
+from experiments.cells import encoding_of
+from experiments.pretrain import blocks, pretrain, split_paragraphs
+from experiments.runs import last_complete_checkpoint, markdown, parse_runs, runs_parser
 from pelocality import attach
 from pelocality.models import relocate
 from pelocality.statistics import mean_over_runs

@@ -1,8 +1,8 @@
 """Does locality through depth rise while a model trains, as the locality of each layer does, also without attention?
 
-    python experiments/depth_in_training.py --smoke --output runs                 # the story in examples/data
-    python experiments/depth_in_training.py --text wikitext2_valid.txt --output runs
-    python experiments/depth_in_training.py --results docs/results/depth_in_training.csv
+    python -m experiments.beyond.depth_in_training --smoke --output runs                 # the story in examples/data
+    python -m experiments.beyond.depth_in_training --text wikitext2_valid.txt --output runs
+    python -m experiments.beyond.depth_in_training --results docs/results/depth_in_training.csv
 
 Small models that read bytes (3 layers of 64 dimensions) learn to predict the next byte: Llama with rotary positions and
 without any, Mamba and RWKV; or masked bytes: BERT with learned positions and with an attenuated encoding in full
@@ -35,7 +35,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from runs import DATA, claim, half_way, lines_of, markdown, of_seeds, settings_of, write_atomically
 from scipy.stats import spearmanr
 from transformers import (
     BertConfig,
@@ -50,6 +49,7 @@ from transformers import (
     logging,
 )
 
+from experiments.runs import DATA, claim, half_way, lines_of, markdown, of_seeds, settings_of, write_atomically
 from pelocality import AttenuatedEncoding, NoEncoding, attach, influence, past_locality, text_average
 
 MASK = 0  # a byte that no text has

@@ -1,6 +1,6 @@
 """Do the intervals and tests of docs/evaluation.md hold what they promise? Simulated, with known truth.
 
-    python experiments/simulated_statistics.py
+    python -m experiments.beyond.simulated_statistics
 
 Prints (1) the share of false discoveries among the heads that are found to be better than an offset, with items that
 depend on each other within sentences, by McNemar's test of the items and by exchanging whole sentences; (2) how often
@@ -17,9 +17,9 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-from downstream_tables import slope
 from scipy import stats
 
+from experiments.paper.downstream_tables import slope
 from pelocality.statistics import mean_over_groups, proportion, proportion_over_groups, sign_flip, wilson
 
 RUNS, HEADS, TRUE, SENTENCES, ITEMS, MEANS, CHANGES, SLOPES = 400, 144, 14, 150, 5, 2000, 1000, 2000

@@ -1,7 +1,8 @@
 """When does a decoder become local, with learned positions and without any?
 
-    python experiments/decoders_in_training.py --smoke                     # tiny models on the story in examples/data
-    python experiments/decoders_in_training.py --text books.txt.gz --output runs --batch 16 --steps 2000 --workers 1
+    python -m experiments.beyond.decoders_in_training --smoke  # tiny models on the story in examples/data
+    python -m experiments.beyond.decoders_in_training --text books.txt.gz --output runs --batch 16 --steps 2000 \
+        --workers 1
 
 Pre-trains a small GPT-2, and the same without positions (NoPE), from random weights with `pretrain.py`, one run per
 seed, and follows past-locality from the first step on: on running text, and on identical words after a first token that
@@ -25,11 +26,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from past_locality import read
-from pretrain import pretrain
-from runs import half_way, markdown, of_seeds, parse_runs, runs_parser
 from torch import ones
 
+from experiments.past_locality import read
+from experiments.pretrain import pretrain
+from experiments.runs import half_way, markdown, of_seeds, parse_runs, runs_parser
 from pelocality import past_locality, plots
 
 MODELS = {"GPT-2": "learned", "NoPE": "none"}
