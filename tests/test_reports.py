@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -248,11 +247,6 @@ def test_a_wrong_name_of_a_file_is_an_error_before_the_model_runs(wrong, capsys)
     with pytest.raises(SystemExit):
         main(["report", "any", *wrong])
     assert f", got {wrong[1]}" in capsys.readouterr().err
-
-
-def test_help_is_quick():
-    code = "import sys; from pelocality.__main__ import _parser; _parser(); print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
 def test_the_command_writes_the_page_and_the_numbers(made, models, tokenizer, tmp_path, capsys):
