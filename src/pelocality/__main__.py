@@ -30,11 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = {"texts": texts, "length": given.length, "words": given.words, "seed": given.seed}
         if given.command == "report":
             result = report(given.model, path=given.output, **options)
-            print(
-                "\n".join(
-                    f"{part.title}\n  {part.found or 'Not for this model: ' + part.reason}" for part in result.parts
-                )
-            )
+            for part in result.parts:
+                print(f"{part.title}\n  {part.found or 'Not for this model: ' + part.reason}")
             if given.json:
                 result.save(given.json)
         else:

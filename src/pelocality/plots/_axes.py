@@ -98,6 +98,21 @@ def short_number(value: float) -> str:
     return shown.replace("0.", ".", 1).replace("-.00", ".00")
 
 
+def draw_lines(
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, ...]], xlabel: str, ylabel: str
+) -> tuple[Figure, Axes]:
+    """Draw lines by name, each (x, y) or with the ends of its band (x, y, low, high); a line of None is left out."""
+    new = ax is None
+    fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
+    for number, ((name, (x, y, *band)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
+        if y is not None:
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
+        if band:
+            ax.fill_between(x, *band, color=f"C{number}", alpha=min(0.2, 2 / len(lines)), linewidth=0)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    return with_legend(fig, ax, new)
+
+
 def draw_by_distance(
     ax: Axes | None,
     title: str,
@@ -106,18 +121,13 @@ def draw_by_distance(
     ylabel: str,
     scale: str = "linear",
 ) -> tuple[Figure, Axes]:
-    """Draw values by distance, given by name, from 0 on unless the scale is "log"; a line of None is left out."""
-    new = ax is None
-    fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
-    for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
-        if y is not None:
-            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
-    ax.set(xlabel=xlabel, ylabel=ylabel)
+    """Draw values by distance, given by name, from 0 on unless the scale is "log"."""
+    fig, ax = draw_lines(ax, title, lines, xlabel, ylabel)
     ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     ax.set_yscale(scale)
     top = max((float(np.nanmax(y)) for _, y in lines.values() if y is not None), default=1.0)
     ax.set_ylim(bottom=0 if scale == "linear" else max(ax.get_ylim()[0], top * 1e-6))
-    return with_legend(fig, ax, new)
+    return fig, ax
 
 
 def line_styles() -> Iterator[dict[str, Any]]:

@@ -10,19 +10,7 @@ import numpy as np
 from pelocality._checks import check_choice, real_numbers
 from pelocality.metrics import Measurement
 from pelocality.metrics._inputs import unwrap
-from pelocality.plots._axes import (
-    as_array,
-    as_label,
-    attention_of,
-    draw_image,
-    draw_numbers,
-    figure_and_axes,
-    line_styles,
-    short_number,
-    size_in_inches,
-    ticks_that_fit,
-    with_legend,
-)
+from pelocality.plots import _axes as axes
 from pelocality.statistics import mean_over_runs
 
 if TYPE_CHECKING:
@@ -86,18 +74,18 @@ def head_grid(
     """
     column, [(grid, layers, _)] = _by_layer({"values": values}, metric, layers, length, (2,))
     depth, heads = grid.shape
-    fig, ax = figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
+    fig, ax = axes.figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
     finite = grid[np.isfinite(grid)]
     ends = (finite.min(), finite.max()) if finite.size else (0, 1)
     low, high = map(float, ends if limits is None else limits)
     if not low <= high:
         raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
-    draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
-    width, height = size_in_inches(ax)
-    draw_numbers(ax, grid)
+    axes.draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
+    width, height = axes.size_in_inches(ax)
+    axes.draw_numbers(ax, grid)
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*ticks_that_fit(range(heads), width))
-    ax.set_yticks(*ticks_that_fit(layers, height))
+    ax.set_xticks(*axes.ticks_that_fit(range(heads), width))
+    ax.set_yticks(*axes.ticks_that_fit(layers, height))
     return fig, ax
 
 
@@ -138,14 +126,14 @@ def bands(
         frame = frame[frame["layer"] == layer]
     rows = "layer" if layer is None else "head"
     grid = frame.pivot_table(column, rows, "band", "mean")
-    fig, ax = figure_and_axes(ax, (6.0, 1.4 + 0.16 * len(grid)), title)
-    draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
-    width, height = size_in_inches(ax)
+    fig, ax = axes.figure_and_axes(ax, (6.0, 1.4 + 0.16 * len(grid)), title)
+    axes.draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
+    width, height = axes.size_in_inches(ax)
     turns = frame.groupby("band")["wavelength"].median()
-    waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else short_number(t) for t in turns]
+    waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else axes.short_number(t) for t in turns]
     ax.set(xlabel="wavelength (tokens)", ylabel=rows)
-    ax.set_xticks(*ticks_that_fit(waves, width, 0.5))
-    ax.set_yticks(*ticks_that_fit(list(grid.index), height))
+    ax.set_xticks(*axes.ticks_that_fit(waves, width, 0.5))
+    ax.set_yticks(*axes.ticks_that_fit(list(grid.index), height))
     return fig, ax
 
 
@@ -181,8 +169,8 @@ def head_classes(
         raise TypeError(f"result must be what head_classes returned, got {type(result).__name__}")
     classes = np.array(result.classes(threshold))
     (depth, heads), offsets = classes.shape, result.scores["offset"].tolist()
-    fig, ax = figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
-    width, height = size_in_inches(ax)
+    fig, ax = axes.figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
+    width, height = axes.size_in_inches(ax)
     from matplotlib.colors import to_rgb  # matplotlib is there: the axes are
 
     size = min(8.0, 72 * height / depth * 0.75, 72 * width / heads * 0.5)
@@ -197,8 +185,8 @@ def head_classes(
         ax.scatter([], [], s=60, marker="s", color=colour, edgecolor="0.5", label=label)
     ax.imshow(image, aspect="auto")
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*ticks_that_fit(range(heads), width))
-    ax.set_yticks(*ticks_that_fit(result.layers, height))
+    ax.set_xticks(*axes.ticks_that_fit(range(heads), width))
+    ax.set_yticks(*axes.ticks_that_fit(result.layers, height))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return fig, ax
 
@@ -257,15 +245,17 @@ def comparison(
         raise ValueError(f"relative_depth needs all layers, but {which} has only some; leave relative_depth out")
     every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
-    fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
+    fig, ax = axes.figure_and_axes(ax, (5.2, 3.4), title)
     spread = 0.5 / len(lines)
-    for index, (name, (grid, its_layers, depth), style) in enumerate(zip(values, lines, line_styles(), strict=False)):
+    drawn = zip(values, lines, axes.line_styles(), strict=False)
+    for index, (name, (grid, its_layers, depth), style) in enumerate(drawn):
         place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
         if relative_depth and depth is not None:
             place = np.array(its_layers) / max(depth - 1, 1)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
-        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=as_label(name), zorder=3, **style)
+        style |= {"label": axes.as_label(name), "zorder": 3}
+        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label or column)
@@ -273,8 +263,8 @@ def comparison(
         ax.set_xlabel("depth (0: first layer, 1: last layer)")
     else:
         ax.set_xlim(-0.6, len(every_layer) - 0.4)
-        ax.set_xticks(*ticks_that_fit(every_layer, size_in_inches(ax)[0]))
-    return with_legend(fig, ax, new)
+        ax.set_xticks(*axes.ticks_that_fit(every_layer, axes.size_in_inches(ax)[0]))
+    return axes.with_legend(fig, ax, new)
 
 
 def trajectory(
@@ -323,21 +313,16 @@ def trajectory(
         place = ", ".join(f"{name} {repeated[name].iloc[0]}" for name in rows_by)
         advice = "give every run its own seed" if "seed" in rows_by else "add a column seed: table.assign(seed=...)"
         raise ValueError(f"table has several rows for {place}; {advice}")
-    new = ax is None
-    fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
-    layers = table.groupby("layer")
-    for (layer, rows), style in zip(layers, line_styles(), strict=False):
+    lines = {}
+    for layer, rows in table.groupby("layer"):
         over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
-        steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
-        (line,) = ax.plot(steps, means, markersize=3.5, label=as_label(f"layer {layer}"), **style)
-        low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
-        ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
-    ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
-    return with_legend(fig, ax, new)
+        means = [(mean.value, mean.low, mean.high) for mean in over_seeds.values()]
+        lines[f"layer {layer}"] = (list(over_seeds), *zip(*means, strict=True))
+    return axes.draw_lines(ax, title, lines, "training step", metric.replace("_", " "))
 
 
 def _by_layer(
-    values: Mapping[str, Any], metric: Any, layers: Sequence[int] | None, length: int, axes: Sequence[int]
+    values: Mapping[str, Any], metric: Any, layers: Sequence[int] | None, length: int, dimensions: Sequence[int]
 ) -> tuple[str, list[tuple[np.ndarray, Sequence[int], int | None]]]:
     """Return the metric of all values in words, and each by layer, with the layers' numbers and the model's depth.
 
@@ -346,7 +331,7 @@ def _by_layer(
     if metric is not None and not isinstance(metric, str):
         advice = "of a function draw the numbers, metric(result)"
         raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}; {advice}")
-    values = {name: attention_of(each, length) for name, each in values.items()}
+    values = {name: axes.attention_of(each, length) for name, each in values.items()}
     columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
     if metric is None and len(set(columns.values())) > 1:
         different = ", ".join(f"{column} of {name}" for name, column in columns.items())
@@ -360,13 +345,13 @@ def _by_layer(
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns
     found = []
     for name, each in values.items():
-        grid = as_array(name, _measured(each, columns[name]) if name in columns else each)
+        grid = axes.as_array(name, _measured(each, columns[name]) if name in columns else each)
         if grid.ndim == 3 and name in columns:  # (layer, text, head)
             grid = grid.mean(1)
         if grid.ndim == 1 and name in columns:
             grid = grid[None]
-        if grid.ndim not in axes or not grid.size:
-            wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
+        if grid.ndim not in dimensions or not grid.size:
+            wanted = "(layer, head) or (layer,)" if 1 in dimensions else "(layer, head)"
             raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
         numbers = getattr(each, "layers", range(len(grid))) if layers is None else layers
         if np.ndim(numbers) != 1 or len(numbers) != len(grid):
@@ -394,7 +379,7 @@ def _column(value: Any, metric: str | None) -> str | None:
         return None
     if metric is not None:
         return metric
-    causal = np.shape(first)[-1] > 1 and not np.triu(as_array("attention", first), 1).any()
+    causal = np.shape(first)[-1] > 1 and not np.triu(axes.as_array("attention", first), 1).any()
     return "past_locality" if causal else "locality"
 
 

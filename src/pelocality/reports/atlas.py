@@ -86,20 +86,16 @@ class Atlas:
             f"<h3>{text(row['name'])}</h3><ul class=short>{''.join(f'<li>{text(each)}</li>' for each in found)}</ul>"
             for row, found in ((row, row["found"].values()) for row in self.rows)
         )
-        commands = "\n".join(f"{row['source']['command']}  # {row['name']}" for row in self.rows)
-        body = [
-            "<h1>Models side by side</h1>",
-            '<p class="how">Numbers are means over the layers and heads of a model, counts of heads are sums. "words" '
-            'is attention to one repeated word, "text" that on texts.</p>',
-            notes(self.notes),
-            table(frame.columns, plain(frame.to_numpy().tolist()), "wide tall"),
-            '<section><h2>By depth</h2><p class="how">Each line is a model, from its first layer (0) to its last '
-            f"(1).</p>{figures(self.charts())}<details><summary>Numbers by layer</summary>"
-            f"{table(by_layer.columns, plain(by_layer.astype(object).to_numpy().tolist()))}</details></section>",
-            f"<section><h2>What is notable in each</h2>{found}</section>",
-            f"<section><h2>How was this made?</h2><pre>{text(commands)}</pre></section>",
-        ]
-        return page("Models side by side", body)
+        return page(
+            "Models side by side",
+            "atlas.html",
+            notes=notes(self.notes),
+            means=table(frame.columns, plain(frame.to_numpy().tolist()), "wide tall"),
+            figures=figures(self.charts()),
+            by_layer=table(by_layer.columns, plain(by_layer.astype(object).to_numpy().tolist())),
+            found=found,
+            commands=text("\n".join(f"{row['source']['command']}  # {row['name']}" for row in self.rows)),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the page, or to a folder the rows as JSON, one file per model.

@@ -4,6 +4,7 @@ import colorsys
 import io
 import math
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,7 @@ _SYMBOLS = "osDPX^*"
 _MOST_NAMES = 12  # in a legend; more that have an order get a colour bar
 _CLIPPED = 0.9  # share of numbers inside the range of a centred colour scale
 _WIDTH = 4.8  # inches
-_INK, _RULE = "#010203", "#040506"  # what stands for the page's colours of text and of lines
-_STYLE: dict[str, Any] = {
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _INK),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), _RULE),
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.6,
-    "svg.fonttype": "none",  # the page chooses the font
-    "svg.hashsalt": "page",  # the same chart has the same text
-    "image.interpolation": "none",  # cells keep sharp edges, which needs single images
-    "image.composite_image": False,
-}
+_INK, _RULE = "#010203", "#040506"  # of page.mplstyle
 
 
 def svg(chart: Chart) -> str:
@@ -45,7 +32,7 @@ def svg(chart: Chart) -> str:
     names = [] if grid or len(chart.names) == 1 or _has_colour_bar(chart) else list(map(axes.as_label, chart.names))
     columns = max(1, int(_WIDTH / (0.06 * max(map(len, names), default=1) + 0.5)))
     height = min(max(0.14 * rows + 1.2, 3.0), 5.6) + 0.17 * math.ceil(len(names) / columns)
-    with rc_context(_STYLE):
+    with rc_context(fname=str(Path(__file__).with_name("page.mplstyle"))):
         fig = Figure((_WIDTH, height), layout="constrained")
         _, ax = axes.figure_and_axes(fig.subplots(), (_WIDTH, height), axes.as_label(chart.title))
         _DRAW[chart.kind](ax, chart)

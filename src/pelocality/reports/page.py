@@ -9,30 +9,12 @@ from typing import Any
 from pelocality.reports.contents import Chart, Part
 from pelocality.reports.figures import svg
 
-# the browser itself refuses every request and every script of the page
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{css}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
 
-
-def page(title: str, body: Iterable[str]) -> str:
-    """Return a page of some HTML."""
-    css = (files("pelocality.reports") / "page.css").read_text(encoding="utf-8")
-    return _PAGE.format(title=text(title), css=css, body="\n".join(body))
+def page(title: str, template: str, **parts: str) -> str:
+    """Return a page whose body is a template of this folder, filled with some HTML."""
+    names = ("page.html", "page.css", template)
+    frame, css, body = ((files("pelocality.reports") / name).read_text(encoding="utf-8") for name in names)
+    return frame.format(title=text(title), css=css, body=body.format(**parts))
 
 
 def section(part: Part) -> str:

@@ -50,24 +50,19 @@ class Report:
         source = self.source
         settings = {**source["settings"], "texts": source["texts"], **source["versions"], "seconds": source["seconds"]}
         facts = "".join(f"<li>{text(name)} <b>{text(value)}</b></li>" for name, value in self.facts.items())
-        short = "".join(
-            f'<li><a href="#{part.key}">{text(part.title)}</a> {text(part.found)}</li>'
-            for part in self.parts
-            if not part.reason
+        shown = (part for part in self.parts if not part.reason)
+        short = "".join(f'<li><a href="#{p.key}">{text(p.title)}</a> {text(p.found)}</li>' for p in shown)
+        return page(
+            f"{self.name}: positions",
+            "report.html",
+            name=text(self.name),
+            facts=facts,
+            short=short,
+            sections="\n".join(map(section, self.parts)),
+            command=text(source["command"]),
+            python=text("\n".join(source["python"])),
+            settings=table(["what", "value"], settings.items()),
         )
-        body = [
-            f"<h1>{text(self.name)}</h1>",
-            '<p class="soft">What its positions do: locality, symmetry and more, by layer and head.</p>',
-            f'<ul class="facts">{facts}</ul>',
-            f'<h2>In short</h2><ul class="short">{short}</ul>',
-            *map(section, self.parts),
-            '<section id="source"><h2>How was this made?</h2>'
-            "<p>Words are drawn from the vocabulary with the seed below. Layers and heads are counted from 0.</p>"
-            f"<pre>{text(source['command'])}</pre><p>In Python, before the line of each part:</p>"
-            f"<pre>{text(chr(10).join(source['python']))}</pre>"
-            f"{table(['what', 'value'], settings.items())}</section>",
-        ]
-        return page(f"{self.name}: positions", body)
 
     def save(self, path: str | Path) -> None:
         """Write the page, or with a name that ends in ``.json`` the numbers.
