@@ -430,21 +430,12 @@ REFUSED = {
         lambda: plots.trajectory(TABLE.drop(columns="seed")),
         lambda: plots.trajectory(pd.concat([TABLE, TABLE])),
     ],
-    "result": [
-        lambda: plots.distances(np.ones(4)),
-        lambda: plots.head_types(np.ones(4)),
-        lambda: plots.bands(torch.rand(2, 3)),
-        lambda: plots.head_classes(torch.rand(2, 3)),
-        lambda: plots.needles(TABLE),
-        lambda: plots.loss_by_position({}),
-        lambda: plots.loss_by_position({"a": TABLE}),
-    ],
+    "results": [lambda: plots.loss_by_position({})],
     "scale": [lambda: plots.heatmap(torch.eye(4), scale="sqrt")],
     "reach": [lambda: plots.profiles(torch.eye(4), reach=0)],
     "query": [lambda: plots.key_profiles(torch.eye(4), query=4)],
     "kind": [lambda: plots.needles(NEEDLES, kind="all")],
     "layer": [lambda: plots.bands(BANDS, layer=0)],
-    "column": [lambda: plots.bands(BANDS, "power")],
 }
 
 

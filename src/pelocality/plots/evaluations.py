@@ -36,7 +36,6 @@ def head_types(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Not a result of ``compare_head_types``.
         ValueError: The table has no such direction.
 
     Examples:
@@ -49,8 +48,6 @@ def head_types(
         >>> [label.get_text() for label in ax.get_yticklabels()]
         ['det* (1.5)']
     """
-    if not hasattr(result, "table"):
-        raise TypeError(f"result must come from compare_head_types, got {type(result).__name__}")
     check_choice("direction", direction, list(result.table["direction"].unique()))
     table = result.table[result.table["direction"] == direction]
     cells = table[["relation", "q", "distance"]].itertuples(index=False, name=None)
@@ -94,7 +91,7 @@ def distances(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Not a result of ``dependency_distances``, or ``reach`` is not an integer.
+        TypeError: ``reach`` is not an integer.
         ValueError: No language has the relation, or ``reach`` is below 1.
 
     Examples:
@@ -106,8 +103,6 @@ def distances(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['en']
     """
-    if not hasattr(result, "histogram"):
-        raise TypeError(f"result must come from dependency_distances, got {type(result).__name__}")
     shares = result.histogram(relation).head(count("reach", reach))
     # a language keeps its style in every figure, also where another has no such relation
     lines = {language: (shares.index, shares.get(language)) for language in result.sentences}
@@ -130,7 +125,6 @@ def needles(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Another result.
         ValueError: A kind that is not among the items.
 
     Examples:
@@ -143,8 +137,6 @@ def needles(
         >>> ax.get_xlabel()
         'depth of the needle (0 begins the context)'
     """
-    if not hasattr(result, "examples") or "depth" not in result.examples:
-        raise TypeError(f"result must be what evaluate_needles returned, got {type(result).__name__}")
     check_choice("kind", kind, sorted(set(result.examples["kind"])))
     rows = result.examples[result.examples["kind"] == kind]
     grid = rows.assign(correct=rows["correct"].astype(float)).pivot_table("correct", "length", "depth", "mean")
@@ -177,7 +169,7 @@ def loss_by_position(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Another result, or ``per_doubling`` is not an integer.
+        TypeError: ``per_doubling`` is not an integer.
         ValueError: Nothing to draw, or ``per_doubling`` below 1.
 
     Examples:
@@ -190,9 +182,6 @@ def loss_by_position(
     named = dict(results) if isinstance(results, Mapping) else {"": results}
     if not named:
         raise ValueError("results is empty; give at least one by name")
-    for result in named.values():
-        if not hasattr(result, "losses"):
-            raise TypeError(f"results must be what loss_by_position returned, got {type(result).__name__}")
     lines = {}
     for name, result in named.items():
         frame = result.to_frame(per_doubling)

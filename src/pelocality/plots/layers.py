@@ -106,8 +106,8 @@ def bands(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Another result.
-        ValueError: An unknown column or layer.
+        KeyError: An unknown column.
+        ValueError: An unknown layer.
 
     Examples:
         >>> import torch
@@ -117,10 +117,7 @@ def bands(
         >>> ax.get_xlabel()
         'wavelength (tokens)'
     """
-    if not hasattr(result, "wavelength"):
-        raise TypeError(f"result must be what rotary_bands returned, got {type(result).__name__}")
     frame = result.to_frame()
-    check_choice("column", column, [*frame.columns[4:]])
     if layer is not None:
         check_choice("layer", layer, result.layers)
         frame = frame[frame["layer"] == layer]
@@ -155,7 +152,7 @@ def head_classes(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Another result, or a threshold that is not a number.
+        TypeError: A threshold that is not a number.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -165,8 +162,6 @@ def head_classes(
         >>> ax.get_xlabel(), ax.get_ylabel()
         ('head', 'layer')
     """
-    if not hasattr(result, "classes"):
-        raise TypeError(f"result must be what head_classes returned, got {type(result).__name__}")
     classes = np.array(result.classes(threshold))
     (depth, heads), offsets = classes.shape, result.scores["offset"].tolist()
     fig, ax = axes.figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
@@ -231,8 +226,7 @@ def comparison(
         'layer'
     """
     if not isinstance(values, Mapping):
-        example = '{"before": result, "after": other}'
-        raise TypeError(f"values must be a dictionary by name, such as {example}, got {type(values).__name__}")
+        raise TypeError(f'values must be a dictionary by name, {{"before": result, ...}}, got {type(values).__name__}')
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
     named = {f"values[{name!r}]": each for name, each in values.items()}
