@@ -104,7 +104,7 @@ def distances(
         ['en']
     """
     shares = result.histogram(relation).head(count("reach", reach))
-    # a language keeps its style in every figure, also where another has no such relation
+    # A language keeps its style in every figure, also if another language has no such relation.
     lines = {language: (shares.index, shares.get(language)) for language in result.sentences}
     return draw_by_distance(ax, title, lines, "distance to the head (words)", "share of dependencies")
 

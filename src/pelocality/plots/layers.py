@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# the sign of each class of heads, and a colour on which it can be read; an offset has its distance as sign
+# Each class of heads has a sign, and a colour on which the sign can be read; the sign of an offset is its distance.
 _CLASSES = {
     "previous": ("-1", "#9ecae1"),
     "self": ("0", "#c6dbef"),
@@ -166,7 +166,7 @@ def head_classes(
     (depth, heads), offsets = classes.shape, result.scores["offset"].tolist()
     fig, ax = axes.figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
     width, height = axes.size_in_inches(ax)
-    from matplotlib.colors import to_rgb  # matplotlib is there: the axes are
+    from matplotlib.colors import to_rgb
 
     size = min(8.0, 72 * height / depth * 0.75, 72 * width / heads * 0.5)
     image = np.ones((depth, heads, 3))
@@ -334,10 +334,10 @@ def _by_layer(
     plain = [name for name in values if name not in columns]
     if metric is not None and plain:
         raise ValueError(f"metric={metric!r} measures attention, but {plain[0]} holds numbers; leave metric out")
-    # results of some models have a number for each sample, of others for the mean alone
+    # Results of some models have a number for each sample, and those of others only for the mean.
     ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns
-    found = []
+    lines = []
     for name, each in values.items():
         grid = axes.as_array(name, _measured(each, columns[name]) if name in columns else each)
         if grid.ndim == 3 and name in columns:  # (layer, text, head)
@@ -345,16 +345,16 @@ def _by_layer(
         if grid.ndim == 1 and name in columns:
             grid = grid[None]
         if grid.ndim not in dimensions or not grid.size:
-            wanted = "(layer, head) or (layer,)" if 1 in dimensions else "(layer, head)"
-            raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
+            shape = "(layer, head) or (layer,)" if 1 in dimensions else "(layer, head)"
+            raise ValueError(f"{name} must be {shape}, got shape {grid.shape}")
         numbers = getattr(each, "layers", range(len(grid))) if layers is None else layers
         if np.ndim(numbers) != 1 or len(numbers) != len(grid):
-            given = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
-            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {given}")
-        listed = real_numbers("layers", numbers).tolist()  # tensors have no label, and are all different
-        every = sorted([*listed, *getattr(each, "other_layers", ())])
-        found.append((grid, listed, len(every) if every == [*range(len(every))] else None))
-    return next(iter(columns.values()), "").replace("_", " "), found
+            listed = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
+            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {listed}")
+        its_layers = real_numbers("layers", numbers).tolist()  # tensors have no label, and are all different
+        every = sorted([*its_layers, *getattr(each, "other_layers", ())])
+        lines.append((grid, its_layers, len(every) if every == [*range(len(every))] else None))
+    return next(iter(columns.values()), "").replace("_", " "), lines
 
 
 def _column(value: Any, metric: str | None) -> str | None:
@@ -363,7 +363,7 @@ def _column(value: Any, metric: str | None) -> str | None:
         frame = value.to_frame()
         if metric is None:
             return str(frame.columns[2])  # after layer and head
-        # a metric that is not shown by default is measured, of the mean
+        # A metric that the frame does not show by default is measured on the mean.
         return metric if metric in frame or metric in value.per_sample else f"{metric.removesuffix('_of_mean')}_of_mean"
     if isinstance(value, Measurement):
         return metric or "locality"

@@ -149,7 +149,7 @@ def profiles(
 def _without_matrix(value: Any, length: int) -> Any:
     """Return what has a profile: of an encoding by distance its measurement, of anything else what metrics read."""
     if hasattr(value, "relative") and not isinstance(value, type):
-        # an encoding depends on more than distance, or its logits are beyond the range of float64
+        # This fails if an encoding depends on more than distance, or if its logits are beyond the range of float64.
         with contextlib.suppress(TypeError, ValueError), warnings.catch_warnings(action="ignore"):
             return measure_relative(value.relative(length))
     return attention_of(value, length)
@@ -185,8 +185,8 @@ def key_profiles(
         'key position (tokens)'
     """
     lines = {}
-    for name, given in _by_name(attention).items():
-        matrices = as_array("attention", unwrap(given))
+    for name, each in _by_name(attention).items():
+        matrices = as_array("attention", unwrap(each))
         if matrices.ndim < 2 or not matrices.size:
             raise ValueError(f"attention must be matrices, (..., n, n), got shape {matrices.shape}")
         m, n = matrices.shape[-2:]

@@ -53,8 +53,8 @@ def towards(distance: int) -> str:
 
 def own_share(result: AveragedAttention) -> list[float]:
     """Return the mean of the diagonal, layer by layer."""
-    found: list[float] = result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).tolist()
-    return found
+    shares: list[float] = result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).tolist()
+    return shares
 
 
 def ranks(values: Tensor) -> Tensor:

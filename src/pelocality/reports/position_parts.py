@@ -46,20 +46,20 @@ def heads(subject: Subject) -> Part:
     values = {name: result.per_sample[name].mean(0) for name in names}
     main = values[names[0]]
     layer, head = largest(main)
-    found = f"Most local: {place_of(result, layer, head)}, {float(main[layer, head]):.2f}"
+    notable = f"Most local: {place_of(result, layer, head)}, {float(main[layer, head]):.2f}"
     if result.positions is None:
-        found += f", mostly {towards(peak_distance(result.attention[layer, head]))}"
-    found += f"; the mean over heads is {float(main.mean()):.2f}"
+        notable += f", mostly {towards(peak_distance(result.attention[layer, head]))}"
+    notable += f"; the mean over heads is {float(main.mean()):.2f}"
     if not causal and "symmetry" in values:
         both = (values["symmetry"] > 0.8) & (values["relative_asymmetry"] > 0.8)
         if bool(both.any()):
-            found += (
+            notable += (
                 f". {how_many(both).capitalize()} have a published symmetry above 0.8 "
                 "although their relative asymmetry is above 0.8 too"
             )
     else:
         near = main > 0.5
-        found += f", and {how_many(near)} are above 0.5"
+        notable += f", and {how_many(near)} are above 0.5"
     return Part(
         "Each cell is a head, whose attention to one repeated word depends on position alone. "
         + (
@@ -69,7 +69,7 @@ def heads(subject: Subject) -> Part:
             else "Locality is 1 for attention to oneself and smaller the further a head attends; relative asymmetry is "
             "0 for balanced attention and 1 for attention to one side; the published symmetry is high for a sink too."
         ),
-        found + ".",
+        notable + ".",
         f"{subject.repeated_code}.to_frame()",
         table_of(frame),
         tuple(head_grid(result.layers, each, name.replace("_", " ")) for name, each in values.items()),
@@ -92,7 +92,7 @@ def profiles(subject: Subject) -> Part:
     place, head = largest(result.per_sample["past_locality" if result.source.causal else "locality"].mean(0))
     peaks = [peak_distance(each) for each in result.attention.mean(1)]
     own = [name for name, peak in zip(names, peaks, strict=True) if peak == 0]
-    found = (
+    notable = (
         f"{names[int(near.argmax())]} has the most weight within 8 tokens ({float(near.max()):.2f}), "
         f"{names[int(near.argmin())]} the least ({float(near.min()):.2f}); "
         f"{len(own) or 'none'} of {len(names)} layers attend most to the token itself"
@@ -103,7 +103,7 @@ def profiles(subject: Subject) -> Part:
     return Part(
         "The line of a layer is its mean attention to the token so many places to the left (below 0) or right, without "
         "the first token; far distances rest on few pairs. The matrix is that of the most local head.",
-        found[0].upper() + found[1:] + ".",
+        notable[0].upper() + notable[1:] + ".",
         f"distance_profile({subject.repeated_code}, without_first=1).mean(1)",
         table_of(frame),
         (

@@ -116,7 +116,7 @@ def depth(subject: Subject) -> Part:
     """Return influence and rollout over the layers."""
     columns: dict[str, list[float]] = {}
     codes: list[str] = []
-    why = ""
+    caution = ""
     layers: tuple[int, ...] = ()
     try:
         on_text = supported(lambda: subject.on_text)
@@ -125,10 +125,10 @@ def depth(subject: Subject) -> Part:
         codes.append(f"rollout({subject.on_text_code if on_text else subject.repeated_code})")
         columns |= {"rollout_own": own_share(attention), "rollout_first": sink_rate(attention).mean(1).tolist()}
     except ValueError as error:
-        why = str(error)
+        caution = str(error)
     short = min(SHORT, subject.length)
     options: dict[str, Any] = {"directions": 1, "seed": subject.seed, "progress": False}
-    found = ""
+    notable = ""
     try:
         if subject.lines is not None and subject.tokenizer is not None:
             texts = text_batches(subject.lines, subject.tokenizer, short, FEW)
@@ -146,30 +146,30 @@ def depth(subject: Subject) -> Part:
         if layers and len(result.layers) != len(layers):
             columns = {}  # a row per layer: influence has all, rollout those with attention
         layers, columns = result.layers, columns | more
-        found = f"After the last layer {own[-1]:.0%} of the influence on a token is still its own"
-        found += f", from {own[0]:.0%} after the first"
+        notable = f"After the last layer {own[-1]:.0%} of the influence on a token is still its own"
+        notable += f", from {own[0]:.0%} after the first"
         if balance and not result.source.causal:
             side = "later" if balance[-1] > 0 else "earlier"
-            found += f"; of the rest, {side} tokens have more (balance {balance[-1]:+.2f})"
+            notable += f"; of the rest, {side} tokens have more (balance {balance[-1]:+.2f})"
     except ValueError as error:
         if not columns:
             raise
-        why = str(error)
+        caution = str(error)
     if "rollout_first" in columns:
         alone = f"by rollout, which knows attention alone, a token's own share is {columns['rollout_own'][-1]:.0%}"
-        found = f"{found}; {alone}" if found else alone[0].upper() + alone[1:]
+        notable = f"{notable}; {alone}" if notable else alone[0].upper() + alone[1:]
     frame = pd.DataFrame({"layer": layers, **columns})
     shares = {name.replace("_", ": "): each for name, each in columns.items() if "balance" not in name}
     return Part(
         "Influence is how much the hidden state behind a layer depends on each token's embedding, by derivatives; "
         "rollout multiplies the attention of the layers, half of each a residual connection. Own is a token's share "
         "of itself, first that of the first token.",
-        found + ".",
+        notable + ".",
         "; ".join(codes),
         table_of(frame),
         (Chart("lines", "share by depth", "layer", "share", list(layers), list(shares.values()), list(shares)),),
         {name.replace("_", " "): each for name, each in columns.items() if name.startswith("influence")},
-        (why,) if why else (),
+        (caution,) if caution else (),
     )
 
 
@@ -189,26 +189,26 @@ def order(subject: Subject) -> Part:
             rows.append({"model": model, "change": change, **numbers})
 
     measure("as it is")
-    why = ""
+    caution = ""
     try:
         with attach(subject.model.with_head, NoEncoding()):
             measure("without positions")
     except ValueError as error:
-        why = f"There is no control without positions: {error}"
+        caution = f"There is no control without positions: {error}"
     accuracy = [row["accuracy"] for row in rows]
-    found = f"The likelihood prefers the original to a swap of neighbours in {accuracy[0]:.0%} of {rows[0]['n']} "
-    found += f"sentences and to a shuffle in {accuracy[1]:.0%}"
+    notable = f"The likelihood prefers the original to a swap of neighbours in {accuracy[0]:.0%} of {rows[0]['n']} "
+    notable += f"sentences and to a shuffle in {accuracy[1]:.0%}"
     if len(rows) > 2:
-        found += f"; without positions in {accuracy[2]:.0%} and {accuracy[3]:.0%}"
+        notable += f"; without positions in {accuracy[2]:.0%} and {accuracy[3]:.0%}"
     frame = pd.DataFrame(rows)
     kinds = list(dict.fromkeys(frame["model"]))
     accuracies = [frame.loc[frame["model"] == kind, "accuracy"].tolist() for kind in kinds]
     return Part(
         "How often the model finds the original sentence more likely than the changed one; 50 % is chance. The control "
         "is the same line inside `with attach(model, NoEncoding()):`, which turns positions off.",
-        found + ".",
+        notable + ".",
         f"[evaluate_minimal_pairs(model, tokenizer, each) for each in order_pairs(lines, {subject.seed}).values()]",
         table_of(frame),
         (Chart("groups", "originals preferred", "", "share of sentences", list(pairs), accuracies, kinds),),
-        notes=(why,) if why else (),
+        notes=(caution,) if caution else (),
     )
