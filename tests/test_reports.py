@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -329,6 +330,7 @@ def drawn(monkeypatch, *arguments, **options):
 
 
 def test_every_kind_of_chart_is_drawn_with_its_numbers_in_the_colours_of_the_page(monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # a page does not depend on the style of a user
     rows = [[1.0, None], [-9.0, 2.0]]
     numbers = np.array(rows, dtype=float)
     ax, text = drawn(monkeypatch, "grid", "t", "x", "y", ["a", "b"], rows, ["one", "two"])

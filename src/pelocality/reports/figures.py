@@ -24,7 +24,7 @@ _INK, _RULE = "#010203", "#040506"  # of page.mplstyle
 
 def svg(chart: Chart) -> str:
     """Return a chart as an SVG element for an HTML page."""
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     grid = chart.kind == "grid"
@@ -32,7 +32,7 @@ def svg(chart: Chart) -> str:
     names = [] if grid or len(chart.names) == 1 or _has_colour_bar(chart) else list(map(axes.as_label, chart.names))
     columns = max(1, int(_WIDTH / (0.06 * max(map(len, names), default=1) + 0.5)))
     height = min(max(0.14 * rows + 1.2, 3.0), 5.6) + 0.17 * math.ceil(len(names) / columns)
-    with rc_context(fname=str(Path(__file__).with_name("page.mplstyle"))):
+    with style.context(["default", str(Path(__file__).with_name("page.mplstyle"))]):  # whatever style a user has
         fig = Figure((_WIDTH, height), layout="constrained")
         _, ax = axes.figure_and_axes(fig.subplots(), (_WIDTH, height), axes.as_label(chart.title))
         _DRAW[chart.kind](ax, chart)
@@ -74,8 +74,8 @@ def _draw_lines(ax: Any, chart: Chart) -> None:
     """Draw a line for each name."""
     several = chart.x and isinstance(chart.x[0], list)
     places = chart.x if several else [chart.x] * len(chart.names)
-    several_lines = zip(chart.names, places, chart.values, _colours(chart), axes.line_styles(), strict=False)
-    for name, x, y, colour, style in several_lines:
+    lines = zip(chart.names, places, chart.values, _colours(chart), axes.line_styles(), strict=False)
+    for name, x, y, colour, style in lines:
         options = style | {"marker": style["marker"] if len(x) <= 40 else "", "markersize": 3.5, "linewidth": 1.4}
         ax.plot(x, np.array(y, dtype=float), color=colour, label=axes.as_label(name), **options)
     ax.grid(visible=True)
@@ -96,9 +96,8 @@ def _draw_bars(ax: Any, chart: Chart) -> None:
             bottom = bottom + heights
         else:
             ax.bar_label(bars, fmt="%.2f", fontsize=8)
-    ax.set_xticks(
-        *axes.ticks_that_fit(chart.x, axes.size_in_inches(ax)[0], 0.08 * max(len(str(x)) for x in chart.x) + 0.1)
-    )
+    labels = [str(x) for x in chart.x]
+    ax.set_xticks(*axes.ticks_that_fit(labels, axes.size_in_inches(ax)[0], 0.08 * max(map(len, labels)) + 0.1))
 
 
 def _draw_points(ax: Any, chart: Chart) -> None:

@@ -54,10 +54,9 @@ def report(
 ) -> Report:
     """Return all measurements of a model, as plain numbers and as one HTML page.
 
-    Each part has figures, a sentence on how to read them, a sentence on what is notable, the numbers
-    as a table, and the line of code that makes them. The sentence on what is notable is computed from the numbers. If
-    the model does not support a part, the part holds the reason. The page is one file that loads nothing, and opens
-    offline.
+    Each part has figures, a sentence on how to read them, a sentence on what is notable, the numbers as a table, and
+    the line of code that makes them. The sentence on what is notable is computed from the numbers. If the model does
+    not support a part, the part holds the reason. The page is one file that loads nothing, and opens offline.
 
     The numbers are from few words and texts, as a first look. Intervals in the tables are over these words and texts.
 
