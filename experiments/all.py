@@ -23,126 +23,110 @@ import pandas as pd
 from experiments.runs import claim
 
 HERE = Path(__file__).parent
-FAMILIES = "--family bert deberta-v2 mpnet modernbert xlnet"
-# the command of each study at full size, with {data} for the folder of the files; and to see it run
+# the command of each study at full size, with {data} for the folder of the files
 STUDIES = {
-    "attenuated_sweep": ("attenuated_sweep.py", "attenuated_sweep.py"),
-    "hand_made_encodings": (
-        "hand_made_encodings.py --text {data}/wikitext2_valid.txt",
-        "hand_made_encodings.py --smoke",
-    ),
-    "vit_grid": ("vit_grid.py {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz", "vit_grid.py --smoke"),
-    "real_minilm": ("real_models.py minilm --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
-    "real_mpnet": ("real_models.py mpnet --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
-    "real_smollm2": ("real_models.py smollm2 --text {data}/wikitext2_valid.txt", "real_models.py --smoke"),
-    "rotations": ("rotations.py smollm2 --text {data}/wikitext2_valid.txt", "rotations.py --smoke"),
-    "rotations_small": ("rotations.py small", "rotations.py --smoke"),
-    "rotary_dial": (
-        "rotary_dial.py smollm2 --text {data}/wikitext2_valid.txt --frames {data}/ewt_train.jsonl",
-        "rotary_dial.py --smoke",
-    ),
-    "needles": (
-        "needles.py smollm2 --text {data}/wikitext2_valid.txt --train {data}/books.txt.gz",
-        "needles.py --smoke",
-    ),
-    "heads_minilm": ("head_classes.py minilm --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
-    "heads_smollm2": ("head_classes.py smollm2 --text {data}/wikitext2_valid.txt", "head_classes.py --smoke"),
-    "depth": ("depth.py --text {data}/wikitext2_valid.txt", "depth.py --smoke"),
-    "depth_in_training": ("depth_in_training.py --text {data}/wikitext2_valid.txt", "depth_in_training.py --smoke"),
-    "simulated_statistics": ("simulated_statistics.py", "simulated_statistics.py --smoke"),
+    # the claims of the paper
     "dependency_heads": (
-        "dependency_heads.py {data}/ewt_dev.jsonl {data}/en_pud-slim.conllu --model minilm mpnet smollm2",
-        "dependency_heads.py --smoke",
-    ),
-    "decoder_minimal_pairs": (
-        "decoder_minimal_pairs.py {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text {data}/books.txt.gz",
-        "decoder_minimal_pairs.py --smoke",
-    ),
-    "order_without_positions": (
-        "order_without_positions.py {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl "
-        "--text {data}/books.txt.gz",
-        "order_without_positions.py --smoke",
+        "paper.dependency_heads {data}/ewt_dev.jsonl {data}/en_pud-slim.conllu --model minilm mpnet smollm2"
     ),
     "positions_in_training": (
-        "positions_in_training.py --text {data}/books.txt.gz --width 256 --learning-rate 5e-4 --steps 5000 "
-        "--seeds 0 1 2 3 4",
-        "positions_in_training.py --smoke",
+        "paper.positions_in_training --text {data}/books.txt.gz --width 256 --learning-rate 5e-4 --steps 5000 "
+        "--seeds 0 1 2 3 4"
     ),
     "positions_of_families": (
-        f"positions_in_training.py --text {{data}}/books.txt.gz {FAMILIES} --batch 16 --steps 2000",
-        f"positions_in_training.py --smoke {FAMILIES}",
-    ),
-    "decoders_in_training": (
-        "decoders_in_training.py --text {data}/books.txt.gz --batch 16",
-        "decoders_in_training.py --smoke",
-    ),
-    "relocated_positions": ("relocated_positions.py --text {data}/books.txt.gz", "relocated_positions.py --smoke"),
-    "relocated_forms": (
-        "relocated_positions.py --text {data}/books.txt.gz --tokens 100000 "
-        "--cells none 'fixed form' 'learnable form' 'shared form'",
-        "relocated_positions.py --smoke --cells none 'fixed form' 'learnable form' 'shared form'",
-    ),
-    "relocated_decoder": (
-        "relocated_decoder.py --text {data}/books.txt.gz --batch 16",
-        "relocated_decoder.py --smoke",
+        "paper.positions_in_training --text {data}/books.txt.gz --family bert deberta-v2 mpnet modernbert "
+        "xlnet --batch 16 --steps 2000"
     ),
     "downstream_accuracy": (
-        "downstream_accuracy.py --text {data}/books.txt.gz --senteval {data}/sentcls --glue {data}/glue "
-        "--frames {data}/ewt_train.jsonl --nli {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "
-        "--pairs {data}/snli_dev_subset.jsonl --bf16",
-        "downstream_accuracy.py --smoke",
+        "paper.downstream_accuracy --text {data}/books.txt.gz --senteval {data}/sentcls --glue {data}/glue "
+        "--frames {data}/ewt_train.jsonl --nli {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl --pairs "
+        "{data}/snli_dev_subset.jsonl --bf16"
     ),
     "encoding_forms": (
-        "encoding_forms.py --text {data}/books.txt.gz --frames {data}/ewt_train.jsonl --senteval {data}/sentcls",
-        "encoding_forms.py --smoke",
+        "paper.encoding_forms --text {data}/books.txt.gz --frames {data}/ewt_train.jsonl --senteval {data}/sentcls"
     ),
-    "encoding_grid": ("encoding_grid.py --text {data}/books.txt.gz", "encoding_grid.py --smoke"),
+    "encoding_grid": "paper.encoding_grid --text {data}/books.txt.gz",
     "shuffle_swap_snli": (
-        "shuffle_swap_snli.py {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl "
-        "--bf16 --side premise hypothesis",
-        "shuffle_swap_snli.py --smoke",
+        "paper.shuffle_swap_snli {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl "
+        "{data}/mnli_dev.jsonl --bf16 --side premise hypothesis"
     ),
+    # beyond the paper
+    "attenuated_sweep": "beyond.attenuated_sweep",
+    "hand_made_encodings": "beyond.hand_made_encodings --text {data}/wikitext2_valid.txt",
+    "vit_grid": "beyond.vit_grid {data}/pe_matrices/vit_tiny_patch16_224_pos_qk.npz",
+    "real_minilm": "beyond.real_models minilm --text {data}/wikitext2_valid.txt",
+    "real_mpnet": "beyond.real_models mpnet --text {data}/wikitext2_valid.txt",
+    "real_smollm2": "beyond.real_models smollm2 --text {data}/wikitext2_valid.txt",
+    "rotations": "beyond.rotations smollm2 --text {data}/wikitext2_valid.txt",
+    "rotations_small": "beyond.rotations small",
+    "rotary_dial": "beyond.rotary_dial smollm2 --text {data}/wikitext2_valid.txt --frames {data}/ewt_train.jsonl",
+    "needles": "beyond.needles smollm2 --text {data}/wikitext2_valid.txt --train {data}/books.txt.gz",
+    "heads_minilm": "beyond.head_classes minilm --text {data}/wikitext2_valid.txt",
+    "heads_smollm2": "beyond.head_classes smollm2 --text {data}/wikitext2_valid.txt",
+    "depth": "beyond.depth --text {data}/wikitext2_valid.txt",
+    "depth_in_training": "beyond.depth_in_training --text {data}/wikitext2_valid.txt",
+    "simulated_statistics": "beyond.simulated_statistics",
+    "decoder_minimal_pairs": (
+        "beyond.decoder_minimal_pairs {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl --text "
+        "{data}/books.txt.gz"
+    ),
+    "order_without_positions": (
+        "beyond.order_without_positions {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs "
+        "{data}/snli_dev_subset.jsonl --text {data}/books.txt.gz"
+    ),
+    "decoders_in_training": "beyond.decoders_in_training --text {data}/books.txt.gz --batch 16",
+    "relocated_positions": "beyond.relocated_positions --text {data}/books.txt.gz",
+    "relocated_forms": (
+        "beyond.relocated_positions --text {data}/books.txt.gz --tokens 100000 --cells none 'fixed form' "
+        "'learnable form' 'shared form'"
+    ),
+    "relocated_decoder": "beyond.relocated_decoder --text {data}/books.txt.gz --batch 16",
     "role_swap_training": (
-        "role_swap_training.py --text {data}/books.txt.gz --bf16 --parsed {data}/snli_dev_subset.jsonl "
-        "--train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl --parse {data}/mnli_dev.jsonl "
-        "--frames {data}/ewt_train.jsonl {data}/ewt_dev.jsonl",
-        "role_swap_training.py --smoke",
+        "beyond.role_swap_training --text {data}/books.txt.gz --bf16 --parsed {data}/snli_dev_subset.jsonl "
+        "--train {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl --parse {data}/mnli_dev.jsonl --frames "
+        "{data}/ewt_train.jsonl {data}/ewt_dev.jsonl"
     ),
-    "stability": ("stability.py --text {data}/books.txt.gz --glue {data}/glue --bf16", "stability.py --smoke"),
+    "stability": "beyond.stability --text {data}/books.txt.gz --glue {data}/glue --bf16",
 }
-# what prints the tables of each page again from the numbers in docs/results: page, script, files
+# the commands that show that a study runs, where they are more than its module and --smoke
+SMOKE = {
+    "positions_of_families": "paper.positions_in_training --smoke --family bert deberta-v2 mpnet modernbert xlnet",
+    "attenuated_sweep": "beyond.attenuated_sweep",
+    "relocated_forms": "beyond.relocated_positions --smoke --cells none 'fixed form' 'learnable form' 'shared form'",
+}
+# what prints the tables of each page again from the numbers in docs/results: page, module, files
 PUBLISHED = (
-    ("encodings", "hand_made_encodings", "hand_made_encodings.csv"),
-    ("pretrained", "real_models", "real_models.csv"),
-    ("training", "positions_in_training", "positions_in_training.csv"),
-    ("training", "positions_in_training", "positions_of_families/*.csv"),
-    ("training", "encoding_grid", "encoding_grid.csv"),
-    ("decoders", "order_without_positions", "order_without_positions.csv"),
-    ("decoders", "decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
-    ("decoders", "decoders_in_training", "decoders_in_training.csv"),
-    ("rotations", "rotations", "rotations_smollm2_kernels.csv"),
-    ("rotations", "rotations", "rotations_smollm2_quarters.csv"),
-    ("rotations", "rotations", "rotations_small_kernels.csv"),
-    ("rotations", "rotary_dial", "rotary_dial_smollm2.csv"),
-    ("needles", "needles", "needles_smollm2.csv"),
-    ("depth", "depth", "depth_[ms]*.csv"),
-    ("state_space", "depth_in_training", "depth_in_training.csv"),
-    ("forms", "encoding_forms", "encoding_forms.csv"),
-    ("forms", "encoding_forms", "encoding_forms_minilm.csv"),
-    ("vision", "vit_grid", "vit_digits.csv"),
-    ("heads", "head_classes", "head_classes_smollm2.csv"),
-    ("heads", "head_classes", "head_classes_minilm.csv"),
-    ("relocation", "relocated_positions", "relocated_positions.csv"),
-    ("relocation", "relocated_positions", "relocated_positions_mpnet.csv"),
-    ("relocation", "relocated_decoder", "relocated_decoder.csv"),
-    ("downstream", "downstream_accuracy", "downstream_accuracy.csv"),
-    ("fine_tuned", "downstream_accuracy", "downstream_fine_tuned.csv"),
-    ("from_nothing", "downstream_accuracy", "downstream_from_nothing.csv"),
-    ("role_swap_training", "role_swap_training", "role_swap_answers.csv"),
-    ("stability", "stability", "stability.csv"),
-    ("dependencies", "dependency_heads", "dependency_heads.csv"),
-    ("role_swaps", "role_swap_rounds", "role_swap_rounds.csv"),
-    ("shuffles", "shuffle_swap_snli", "shuffles_*.csv"),
+    ("encodings", "beyond.hand_made_encodings", "hand_made_encodings.csv"),
+    ("pretrained", "beyond.real_models", "real_models.csv"),
+    ("training", "paper.positions_in_training", "positions_in_training.csv"),
+    ("training", "paper.positions_in_training", "positions_of_families/*.csv"),
+    ("training", "paper.encoding_grid", "encoding_grid.csv"),
+    ("decoders", "beyond.order_without_positions", "order_without_positions.csv"),
+    ("decoders", "beyond.decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
+    ("decoders", "beyond.decoders_in_training", "decoders_in_training.csv"),
+    ("rotations", "beyond.rotations", "rotations_smollm2_kernels.csv"),
+    ("rotations", "beyond.rotations", "rotations_smollm2_quarters.csv"),
+    ("rotations", "beyond.rotations", "rotations_small_kernels.csv"),
+    ("rotations", "beyond.rotary_dial", "rotary_dial_smollm2.csv"),
+    ("needles", "beyond.needles", "needles_smollm2.csv"),
+    ("depth", "beyond.depth", "depth_[ms]*.csv"),
+    ("state_space", "beyond.depth_in_training", "depth_in_training.csv"),
+    ("forms", "paper.encoding_forms", "encoding_forms.csv"),
+    ("forms", "paper.encoding_forms", "encoding_forms_minilm.csv"),
+    ("vision", "beyond.vit_grid", "vit_digits.csv"),
+    ("heads", "beyond.head_classes", "head_classes_smollm2.csv"),
+    ("heads", "beyond.head_classes", "head_classes_minilm.csv"),
+    ("relocation", "beyond.relocated_positions", "relocated_positions.csv"),
+    ("relocation", "beyond.relocated_positions", "relocated_positions_mpnet.csv"),
+    ("relocation", "beyond.relocated_decoder", "relocated_decoder.csv"),
+    ("downstream", "paper.downstream_accuracy", "downstream_accuracy.csv"),
+    ("fine_tuned", "paper.downstream_accuracy", "downstream_fine_tuned.csv"),
+    ("from_nothing", "paper.downstream_accuracy", "downstream_from_nothing.csv"),
+    ("role_swap_training", "beyond.role_swap_training", "role_swap_answers.csv"),
+    ("stability", "beyond.stability", "stability.csv"),
+    ("dependencies", "paper.dependency_heads", "dependency_heads.csv"),
+    ("role_swaps", "beyond.role_swap_rounds", "role_swap_rounds.csv"),
+    ("shuffles", "paper.shuffle_swap_snli", "shuffles_*.csv"),
 )
 WITHOUT_FILES = ("simulated_statistics",)  # print, and write nothing
 
@@ -155,20 +139,21 @@ def commands(names: list[str], data: Path | None, output: Path, smoke: bool) -> 
     """
     found = {}
     for name in names:
-        script, *flags = shlex.split(STUDIES[name][smoke].replace("{data}", str(data)))
+        command = SMOKE.get(name, f"{STUDIES[name].split()[0]} --smoke") if smoke else STUDIES[name]
+        module, *flags = shlex.split(command.replace("{data}", str(data)))
         missing = [flag for flag in flags if data and flag.startswith(str(data)) and not Path(flag).exists()]
         if missing:
             raise FileNotFoundError(f"{name} needs {', '.join(missing)}; docs/results/data.md says where it is from")
         to = [] if name in WITHOUT_FILES else ["--output", str(output / name)]
-        found[name] = [sys.executable, str(HERE / script), *flags, *to]
+        found[name] = [sys.executable, "-m", f"experiments.{module}", *flags, *to]
     return found
 
 
 def print_published(folder: Path, output: Path) -> None:
     """Print the tables of every page from the committed numbers, and draw their figures into a folder."""
-    for page, script, files in PUBLISHED:
-        command = [sys.executable, str(HERE / f"{script}.py"), "--output", str(output), "--results"]
-        print(f"\n# {page}: {script}.py, {files}\n", flush=True)
+    for page, module, files in PUBLISHED:
+        command = [sys.executable, "-m", f"experiments.{module}", "--output", str(output), "--results"]
+        print(f"\n# {page}: experiments.{module}, {files}\n", flush=True)
         subprocess.run([*command, *map(str, sorted(folder.glob(files)))], check=True)
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pretrain import train_tokenizer
-from runs import lines_of, packaged_model
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
@@ -21,6 +19,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
 
+from experiments.pretrain import train_tokenizer
+from experiments.runs import lines_of, packaged_model
 from pelocality import (
     ALiBi,
     AttenuatedEncoding,

@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from sentence_tasks import Task, score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from transformers import DataCollatorWithPadding, PrinterCallback, Trainer, TrainingArguments, set_seed
+
+from experiments.sentence_tasks import Task, score
 
 
 class LinearHead(nn.Module):

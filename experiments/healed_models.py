@@ -9,11 +9,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import cells
 import numpy as np
 import torch
 from datasets import Dataset
-from runs import DATA, fine_tuning_arguments, last_complete_checkpoint, packaged_model, train
 from torch import nn
 from transformers import (
     AutoModel,
@@ -25,6 +23,8 @@ from transformers import (
     set_seed,
 )
 
+from experiments import cells
+from experiments.runs import DATA, fine_tuning_arguments, last_complete_checkpoint, packaged_model, train
 from pelocality import load
 
 

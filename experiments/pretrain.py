@@ -1,9 +1,9 @@
 """Pre-train a small model with learned positions, none, an attenuated encoding or another one.
 
-    python experiments/pretrain.py --output runs/story --steps 200      # the story in examples/data
-    python experiments/pretrain.py books.txt.gz --output runs/learned-0 --seed 0
-    python experiments/pretrain.py books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
-    torchrun --nproc_per_node 2 experiments/pretrain.py books.txt.gz --output runs/learned-0 --batch 16
+    python -m experiments.pretrain --output runs/story --steps 200      # the story in examples/data
+    python -m experiments.pretrain books.txt.gz --output runs/learned-0 --seed 0
+    python -m experiments.pretrain books.txt.gz --output runs/attenuated --encoding attenuated --decay 0.5
+    torchrun --nproc_per_node 2 -m experiments.pretrain books.txt.gz --output runs/learned-0 --batch 16
 
 Encoders predict masked words, decoders the next word. The text has one paragraph a line. Every fiftieth run of
 paragraphs is held out; a WordPiece tokenizer is trained on the rest, once per text, and stored beside the output
@@ -28,9 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
-from past_locality import PastLocality
-from runs import DATA, claim, fingerprint, last_complete_checkpoint, lines_of, train, write_atomically
-from small_models import ENCODINGS, FAMILIES, MIXED, make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -40,6 +37,9 @@ from transformers import (
     set_seed,
 )
 
+from experiments.past_locality import PastLocality
+from experiments.runs import DATA, claim, fingerprint, last_complete_checkpoint, lines_of, train, write_atomically
+from experiments.small_models import ENCODINGS, FAMILIES, MIXED, make_model
 from pelocality import LocalityCallback
 from pelocality.models.training.callback import encoding_parameters, trajectory
 
@@ -270,7 +270,7 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
 
 
 def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> None:
-    """Run this script once per folder with its flags, `workers` at a time; each run logs to a file of its name.
+    """Run this module once per folder with its flags, `workers` at a time; each run logs to a file of its name.
 
     Raises:
         ValueError: a folder holds another run.
@@ -287,7 +287,7 @@ def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> No
             return
         log = folder.parent / f"{folder.name}.log"
         with log.open("a") as file:
-            command = [sys.executable, __file__, *flags]
+            command = [sys.executable, "-m", "experiments.pretrain", *flags]
             finished = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         if finished.returncode:
             raise RuntimeError(f"{folder.name} failed:\n{log.read_text()[-2000:]}")

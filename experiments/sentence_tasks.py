@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cells import logistic_regression
 from joblib import Parallel, delayed
-from runs import LABELS, unused_pairs
 from scipy.sparse import hstack, issparse
 from scipy.stats import pearsonr
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -21,6 +19,8 @@ from sklearn.linear_model import RidgeCV
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 from sklearn.model_selection import StratifiedGroupKFold
 
+from experiments.cells import logistic_regression
+from experiments.runs import LABELS, unused_pairs
 from pelocality import read_frames, read_snli
 from pelocality.probes import constituency_shuffling, random_shuffling, semantic_role_swap, window_shuffling
 

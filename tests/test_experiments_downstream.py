@@ -1,8 +1,5 @@
 """The study of downstream accuracy: its tasks, cells and slopes."""
 
-import importlib
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +7,10 @@ import torch
 from scipy.stats import linregress, t as student_t
 
 from tests.data import EXAMPLES
-from tests.scripts import ROOT, run as run_script
+from tests.scripts import ROOT, experiment
 
 pytest.importorskip("sklearn")
-sys.path.append(str(ROOT / "experiments"))
-CELLS, TASKS = (importlib.import_module(name) for name in ("cells", "sentence_tasks"))
+CELLS, TASKS = experiment("cells"), experiment("sentence_tasks")
 
 
 def test_an_original_and_its_perturbation_are_never_in_training_and_test_at_once():
@@ -77,7 +73,7 @@ def test_half_of_the_mixed_heads_mirror_the_other_half():
 
 
 def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks():
-    slope = importlib.import_module("downstream_tables").slope
+    slope = experiment("downstream_tables").slope
     draw = np.random.default_rng(0)
     cells, tasks = draw.uniform(0, 0.3, 12), [2.6, 2.8, 3.0, 3.2, 3.4]
     rows = [
@@ -92,7 +88,7 @@ def test_a_slope_that_was_put_in_is_found_with_an_interval_over_cells_and_tasks(
 
 def test_a_slope_for_these_tasks_is_that_of_the_mean_scores_of_cells():
     """An independent fit: scipy's regression of cell means, and with the loss held numpy's least squares."""
-    tables = importlib.import_module("downstream_tables")
+    tables = experiment("downstream_tables")
     table = pd.read_csv(ROOT / "docs" / "results" / "downstream_accuracy.csv")
     rows = table[(table["kind"] == "order") & table["cell"].isin(tables.RELOCATED[1:])]
     means = rows.groupby("cell")[["score", "locality", "token_loss"]].mean()
@@ -107,7 +103,7 @@ def test_a_slope_for_these_tasks_is_that_of_the_mean_scores_of_cells():
 
 
 def test_tasks_in_general_know_less_than_these_tasks_and_one_task_says_nothing_of_others():
-    slope = importlib.import_module("downstream_tables").slope
+    slope = experiment("downstream_tables").slope
     cells = [{"cell": c, "seed": 0, "locality": 0.1 * c, "score": 3.0 * c + (-1) ** c} for c in range(6)]
     rows = pd.DataFrame(
         [cell | {"task": task, "score": k * cell["score"]} for cell in cells for k, task in ((1, "MR"), (2, "CR"))]
@@ -123,7 +119,7 @@ def test_tasks_in_general_know_less_than_these_tasks_and_one_task_says_nothing_o
 
 
 def test_seeds_that_not_all_cells_have_do_not_enter_a_slope():
-    slope = importlib.import_module("downstream_tables").slope
+    slope = experiment("downstream_tables").slope
     cells = [
         {"cell": c, "seed": s, "task": "MR", "locality": 0.1 * c, "score": 3.0 * c + 50 * s}
         for c in range(5)
@@ -132,36 +128,8 @@ def test_seeds_that_not_all_cells_have_do_not_enter_a_slope():
     assert slope(pd.DataFrame(cells[:-1]), "locality")[0].value == pytest.approx(3)
 
 
-def test_downstream_accuracy_is_compared_over_cells_and_resumes(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("accelerate")
-
-    def run(*more):
-        run_script(
-            "experiments/downstream_accuracy.py", "--smoke", "--output", tmp_path, *more, monkeypatch=monkeypatch
-        )
-        return capsys.readouterr().out
-
-    printed = run("--scores", "frozen", "fine-tuned")
-    table = pd.read_csv(tmp_path / "downstream_accuracy.csv").set_index(["cell", "task"])
-    for cell in ("none", "TF-IDF, words"):  # a bag of words
-        assert table.loc[(cell, "bigram shift"), "score"] == table.loc[(cell, "constituents"), "score"] == 50
-        assert table.loc[(cell, "NLI, Random"), "score"] == 0
-    assert table.loc[("antisymmetric x 0", "NLI"), ["symmetry", "relative_asymmetry"]].tolist() == pytest.approx(
-        [1, 0], abs=1e-6
-    )
-    assert {"original", "measured table", "from nothing: mixed"} <= set(table.index.get_level_values("cell"))
-    of_cells = printed.split("| all healed (4) |")[1]
-    for scores in ("order", "fine-tuned", "shuffled premises, fine-tuned"):
-        assert f"| {scores} | locality |" in of_cells
-    (tmp_path / "seed-0" / "none.json").unlink()
-    assert run("--scores", "frozen", "fine-tuned") == printed
-    assert (tmp_path / "downstream_accuracy.png").exists()
-    with pytest.raises(ValueError, match="choose another --output"):
-        run()
-
-
 def test_models_from_nothing_alone_are_summarised_and_compared_on_the_same_sentences():
-    tables = importlib.import_module("downstream_tables")
+    tables = experiment("downstream_tables")
     scores = {"from nothing: none": (0.5, 0.6), "from nothing: mixed": (0.75, 0.85)}
     rows = [
         {"cell": cell, "seed": seed, "held_out_loss": 5.0, "scores": {"MR": score}} | dict.fromkeys(tables.METRICS, 0.5)
@@ -178,7 +146,7 @@ def test_models_from_nothing_alone_are_summarised_and_compared_on_the_same_sente
 
 
 def test_cells_with_other_seeds_are_compared_where_both_have_one():
-    tables = importlib.import_module("downstream_tables")
+    tables = experiment("downstream_tables")
     found = {("original", 0): 0.5, ("original", 1): 0.7, ("none", 1): 0.4}
     rows = [
         {"cell": c, "seed": s, "scores": {"MR": x}} | dict.fromkeys(tables.METRICS, 0.5) for (c, s), x in found.items()

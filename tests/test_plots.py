@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from pelocality import Positions, plots
@@ -82,29 +81,15 @@ def closed_figures():
 
 
 @pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
-def test_every_plot_uses_the_given_axes_and_labels_them(draw):
+def test_every_plot_uses_the_given_axes_or_new_ones_and_labels_them(draw):
     fig, (left, right) = plt.subplots(1, 2)
-    returned, ax = draw(ax=right, title="named")
-    assert (returned, ax) == (fig, right)
+    assert draw(ax=right, title="named") == (fig, right)
     assert not left.has_data()
-    assert ax.has_data()
-    assert ax.get_xlabel()
-    assert ax.get_ylabel()
-    assert ax.get_title() == "named"
-    fig.canvas.draw()
-
-
-@pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW)
-def test_every_plot_creates_a_figure_without_axes(draw):
+    assert right.has_data()
+    assert all((right.get_xlabel(), right.get_ylabel(), right.get_title() == "named"))
     fig, ax = draw()
     assert ax.get_figure() is fig
     fig.canvas.draw()
-
-
-def test_a_heatmap_shows_the_weights():
-    attention = random_attention(16, 16)
-    _, ax = plots.heatmap(attention)
-    np.testing.assert_allclose(ax.images[0].get_array(), attention.numpy(), atol=1e-7)
 
 
 def shades(ax):
@@ -148,34 +133,21 @@ def test_nan_is_hatched_and_does_not_affect_the_colour_scale(scale):
     fig.canvas.draw()
 
 
-def test_large_numbers_are_written_without_decimals():
-    _, ax = plots.head_grid([[0.999, 1.0, 9.96, 99.6], [1500.0, 4096.0, -0.004, -1500.0]])
-    assert [text.get_text() for text in ax.texts] == ["1.00", "1", "10", "100", "1500", "4096", ".00", "-1500"]
+def test_a_grid_shows_every_number_and_large_ones_without_decimals():
+    _, ax = plots.head_grid([[0.0, 0.1, 0.999, 1.0, 9.96], [99.6, 1500.0, 4096.0, -0.004, -1500.0]])
+    shown = [".00", ".10", "1.00", "1", "10", "100", "1500", "4096", ".00", "-1500"]
+    assert [text.get_text() for text in ax.texts] == shown
 
 
-def test_a_grid_shows_every_number():
-    values = torch.arange(6.0).reshape(2, 3) / 10
-    _, ax = plots.head_grid(values)
-    assert [text.get_text() for text in ax.texts] == [".00", ".10", ".20", ".30", ".40", ".50"]
-
-
-@pytest.mark.parametrize("draw", [plots.head_grid, lambda values, **kw: plots.comparison({"a": values}, **kw)])
-def test_layers_have_the_models_own_numbers(draw):
-    fig, ax = draw(torch.rand(3, 4), layers=(1, 3, 11))
-    fig.canvas.draw()
-    axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
-    assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
-    with pytest.raises(ValueError, match=r"layers must number the 3 layers of values.*, got 2: \[1, 3\]"):
-        draw(torch.rand(3, 4), layers=(1, 3))
-
-
-@pytest.mark.parametrize("layers", [torch.tensor([1, 3, 11]), list(torch.tensor([1, 3, 11])), np.array([1, 3, 11])])
+@pytest.mark.parametrize("layers", [(1, 3, 11), torch.tensor([1, 3, 11]), list(torch.tensor([1, 3, 11]))])
 @pytest.mark.parametrize("draw", [plots.head_grid, lambda a, **kw: plots.comparison({"a": a, "b": a}, **kw)])
-def test_numbers_of_layers_may_be_tensors(draw, layers):
+def test_layers_have_the_models_own_numbers(draw, layers):
     fig, ax = draw(torch.rand(3, 4), layers=layers)
     fig.canvas.draw()
     axis = ax.yaxis if draw is plots.head_grid else ax.xaxis
     assert [label.get_text() for label in axis.get_ticklabels()] == ["1", "3", "11"]
+    with pytest.raises(ValueError, match=r"layers must number the 3 layers of values"):
+        draw(torch.rand(3, 4), layers=layers[:2])
 
 
 def test_profiles_of_long_encodings_need_no_matrix():
@@ -220,14 +192,10 @@ def test_attention_to_a_plane_is_drawn_by_place_and_by_displacement():
     assert image.shape == (5, 7)
     pairs = [mean[i, j] for i in range(12) for j in range(12) if (j // 4 - i // 4, j % 4 - i % 4) == (1, -2)]
     np.testing.assert_allclose(image[3, 1], np.mean(pairs))
-    with pytest.raises(ValueError, match=r"positions must have two coordinates, .* got none"):
-        plots.on_grid(attention)
-    with pytest.raises(ValueError, match="got 3 coordinates"):
-        plots.on_grid(attention, positions=Positions.grid(2, 2, 3))
-    with pytest.raises(ValueError, match=r"query must be in -12\.\.11, got 12"):
-        plots.on_grid(attention, positions=grid, query=12)
-    with pytest.raises(ValueError, match=r"attention must be \(\.\.\., 13, 13\), as its positions are"):
-        plots.on_grid(attention[:, 1:, 1:], positions=grid)
+    refused = ((attention, None, None), (attention, Positions.grid(2, 2, 3), None), (attention, grid, 12))
+    for matrices, positions, query in (*refused, (attention[:, 1:, 1:], grid, None)):
+        with pytest.raises(ValueError, match=r"^(positions|query|attention) must (be|have)"):
+            plots.on_grid(matrices, positions=positions, query=query)
     columns = Positions([(0, 0), (0, 1), (0, 5)])
     _, ax = plots.on_grid(random_attention(3, 3), positions=columns, query=0)
     assert ax.images[0].get_array().shape == (1, 6)
@@ -242,10 +210,6 @@ def test_needles_are_drawn_by_length_and_depth():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["64", "256"]
     assert [text.get_text() for text in ax.texts] == [".00", ".50", "1", ".00", ".50", "1"]
     assert ax.images[0].get_clim() == (0, 1)
-    with pytest.raises(ValueError, match="kind must be 'needle' or 'no needle', got 'all'"):
-        plots.needles(NEEDLES, kind="all")
-    with pytest.raises(TypeError, match="result must be what evaluate_needles returned, got DataFrame"):
-        plots.needles(TABLE)
 
 
 def test_losses_are_drawn_with_the_intervals_of_their_table():
@@ -254,10 +218,6 @@ def test_losses_are_drawn_with_the_intervals_of_their_table():
     np.testing.assert_allclose(ax.lines[0].get_ydata(), frame["loss"])
     band = ax.collections[0].get_paths()[0].vertices
     assert {*np.round(frame["low"], 6), *np.round(frame["high"], 6)} <= set(np.round(band[:, 1], 6))
-    with pytest.raises(ValueError, match="results is empty"):
-        plots.loss_by_position({})
-    with pytest.raises(TypeError, match="results must be what loss_by_position returned, got DataFrame"):
-        plots.loss_by_position({"a": TABLE})
 
 
 def test_profiles_average_heads_and_are_centred():
@@ -276,21 +236,14 @@ def test_key_profiles_are_the_row_of_a_query_averaged_over_heads(query):
     assert ax.get_ylabel() == f"mean attention of {'the last query' if query == -1 else 'query 3'}"
 
 
-def test_the_output_of_a_model_is_drawn_as_its_attentions_are():
+def test_what_holds_attention_is_drawn_as_its_attention_is():
     model = tiny("bert").eval()
     model.set_attn_implementation("eager")
     output = model(torch.tensor([[5, 6, 7, 8]]), output_attentions=True)
     drawn = [plots.profiles(given)[1].lines[0].get_ydata() for given in (output, output.attentions)]
     np.testing.assert_array_equal(*drawn)
-    with pytest.raises(
-        ValueError, match=r"attention must be one matrix \(n, n\), got shape \(3, 1, 2, 4, 4\); choose one"
-    ):
-        plots.heatmap(output)
-
-
-def test_a_heatmap_takes_what_holds_one_matrix():
     attention = random_attention(4, 4)
-    for given in (SimpleNamespace(attention=attention), BaseModelOutput(attentions=attention), [*attention]):
+    for given in (attention, SimpleNamespace(attention=attention), BaseModelOutput(attentions=attention), [*attention]):
         np.testing.assert_allclose(plots.heatmap(given)[1].images[0].get_array(), attention.numpy(), atol=1e-7)
 
 
@@ -303,11 +256,6 @@ def test_every_column_of_a_results_frame_can_be_drawn(column):
     assert fig.axes[-1].get_ylabel() == column.replace("_", " ")
     np.testing.assert_allclose(ax.images[0].get_array().ravel(), frame[column], rtol=1e-6)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["2", "0"]
-
-
-def test_lines_differ_in_more_than_colour():
-    _, ax = plots.comparison({name: torch.rand(4) for name in "abcd"})
-    assert len({(line.get_linestyle(), line.get_marker()) for line in ax.lines}) == 4
 
 
 MANY = {
@@ -327,20 +275,19 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("number", [14, 48])
 @pytest.mark.parametrize("draw", MANY.values(), ids=MANY)
-def test_many_lines_differ_in_dash_or_marker_with_the_legend_beside_the_axes(draw, number):
-    fig, ax = draw([f"name {i}" for i in range(number)])
+def test_many_lines_differ_in_dash_or_marker_with_the_legend_beside_the_axes(draw):
+    fig, ax = draw([f"name {i}" for i in range(48)])
     fig.canvas.draw()
     lines = [line for line in ax.lines if line.get_label()[0] != "_"]
-    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == number
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == 48
     legend = ax.get_legend().get_window_extent()
     assert legend.x0 >= ax.get_window_extent().x1
     assert_within(fig, ax)
     assert ax.get_window_extent().width > 250
 
 
-@pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"], MANY["distances"]])
+@pytest.mark.parametrize("draw", [MANY["profiles"], MANY["comparison"]])
 def test_every_name_is_in_the_legend_as_it_is(draw):
     names = ["_private", "__x", "a$b$c", "$", 7]
     fig, ax = draw(names)
@@ -361,7 +308,7 @@ def test_long_names_are_wrapped_and_leave_room_for_the_axes(draw):
 @pytest.mark.parametrize(
     "draw",
     [
-        *(lambda n=n, s=s: plots.heatmap(random_attention(n, n), scale=s) for n in (1, 2, 8, 512) for s in SCALES),
+        *(lambda n=n: plots.heatmap(random_attention(n, n), scale="log") for n in (1, 2, 512)),
         lambda: plots.head_grid(torch.rand(1, 1), label="locality"),
         lambda: plots.head_grid(torch.rand(1, 32), label="locality"),
         lambda: plots.head_grid(torch.rand(48, 1), label="locality"),
@@ -403,11 +350,6 @@ def test_a_title_is_no_wider_than_its_axes_and_keeps_its_lines():
     assert ax.title.get_window_extent().width < fig.bbox.width / 3
 
 
-def test_a_single_distance_is_marked_by_a_whole_number():
-    _, ax = plots.profiles(torch.ones(1, 1))
-    assert all(tick == round(tick) for tick in ax.get_xticks())
-
-
 @pytest.mark.parametrize("draw", [plots.head_grid, lambda grid, ax: plots.comparison({"a": grid}, label="x", ax=ax)])
 def test_the_labels_of_many_layers_and_heads_do_not_overlap(draw):
     fig, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
@@ -438,64 +380,68 @@ def test_a_trajectory_is_the_mean_over_seeds():
     np.testing.assert_allclose(sorted(set(ends[ends[:, 0] == 10, 1])), expected.confidence_interval(0.95))
 
 
-@pytest.mark.parametrize(
-    ("draw", "words"),
-    [
-        (lambda: plots.heatmap(torch.rand(2, 4, 4)), "one matrix"),
-        (lambda: plots.heatmap(torch.eye(4), scale="sqrt"), "scale"),
-        (lambda: plots.head_grid(torch.rand(4)), "layer, head"),
-        (lambda: plots.comparison({"a": torch.rand(2, 3, 4)}), "attention must be square"),
-        (lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True), r"\['a'\] has only some"),
-        (lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"), "did you mean 'locality'"),
-        (lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"), "metric must be .*'locality'"),
-        (
-            lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric=locality),
-            "'locality', got a function; .*numbers",
-        ),
-        (lambda: plots.comparison({"a": nn.Linear(2, 2)}, metric="locality"), r"got Linear; give its \.weight"),
-        (lambda: plots.profiles({"a": ALiBi}), r"got the class ALiBi; make one with ALiBi\(...\)"),
-        (lambda: plots.head_grid({"a": torch.rand(2, 3)}), r"draw one of several, values\['a'\], or all by comparison"),
-        (lambda: plots.comparison({}), "empty"),
-        (lambda: plots.comparison({"a": torch.rand(2, 3)}, metric="entropy"), r"entropy.*\['a'\] holds numbers"),
-        (lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"), "metric='entropy' .* leave metric out"),
-        (lambda: plots.head_grid(torch.rand(2, 3), limits=(1, 0)), r"limits must be the smallest .* got \(1, 0\)"),
-        (lambda: plots.head_grid(torch.rand(2, 3), limits=(1,)), r"limits must be the smallest .* got \(1,\)"),
-        (lambda: plots.head_grid(torch.rand(2, 3), limits=1), "limits must be the smallest .* got 1"),
-        (lambda: plots.head_grid(torch.rand(2, 3), limits=("a", "b")), "limits must be real numbers, got tuple"),
-        (lambda: plots.head_grid(torch.rand(2, 3), layers=2), "layers must number the 2 layers of values, got 2"),
-        (lambda: plots.comparison([torch.rand(2, 3)]), r"a dictionary by name, such as .*, got list"),
-        (lambda: plots.trajectory([1]), r"table must be a DataFrame, such as LocalityCallback\.table, got list"),
-        (lambda: plots.trajectory(pd.DataFrame([[1]])), "table has no column layer, locality, step; it has 0"),
-        (lambda: plots.trajectory(TABLE.replace({"layer": {1: None}})), r"without a step or a layer; .*table\.dropna"),
-        (lambda: plots.trajectory(TABLE.replace({"step": {10: None}})), r"without a step or a layer; .*table\.dropna"),
-        (lambda: plots.trajectory(TABLE, "entropy"), "entropy"),
-        (lambda: plots.trajectory(TABLE[:0]), "table is empty"),
-        (lambda: plots.trajectory(pd.DataFrame()), "table is empty"),
-        (lambda: plots.trajectory(TABLE.drop(columns="seed")), "several rows for step 0, layer 0; add a column seed"),
-        (lambda: plots.trajectory(pd.concat([TABLE, TABLE])), "step 0, layer 0, seed 0; give every run its own seed"),
-        (lambda: plots.distances(np.ones(4)), "result must come from dependency_distances, got ndarray"),
-        (lambda: plots.head_types(np.ones(4)), "result must come from compare_head_types, got ndarray"),
-        (lambda: plots.profiles({}), "attention is empty"),
-        (lambda: plots.profiles(torch.eye(4), reach=0), "reach must be above 0"),
-        (lambda: plots.key_profiles(torch.eye(4), query=4), r"query must be in -4\.\.3 for 4 queries, got 4"),
-        (lambda: plots.key_profiles(torch.rand(3)), r"attention must be matrices, \(\.\.\., n, n\), got shape"),
-        (lambda: plots.head_grid(torch.rand(0, 4)), "layer, head"),
-        (lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))), r"^values must be .*; for a result, give"),
-        (lambda: plots.comparison({"a": [[None, {}]]}), r"^values\['a'\] must be a tensor.*, got dict"),
-        (lambda: plots.heatmap({"a": torch.eye(4)}), "^attention must be a tensor, an array or numbers, got dict"),
-        (lambda: plots.heatmap(torch.eye(4) + 1j), "^attention must be real numbers, got Tensor of complex64"),
-        (lambda: plots.heatmap(np.eye(4) + 1j), "^attention must be real numbers, got ndarray of complex128"),
-        (lambda: plots.head_grid(torch.rand(2, 3) * 1j), "^values must be real numbers, got Tensor of complex64"),
-        (lambda: plots.head_grid([[1, 1j]]), "^values must be real numbers, got complex of complex128"),
-        (lambda: plots.head_grid([[1, 2], [3]]), "^values must be a tensor, an array or numbers, got list"),
-        (lambda: plots.head_grid("abc"), "^values must be real numbers, got str"),
-        (lambda: plots.heatmap(torch.rand(0, 0)), "one matrix"),
-        (lambda: plots.heatmap(torch.tensor([[1.0, -1.0], [0.0, 1.0]])), "at least 0, got -1; apply .softmax"),
-        (lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])), "must be finite"),
+# what a beginner does, by the argument that the error names
+REFUSED = {
+    "attention": [
+        lambda: plots.heatmap(torch.rand(2, 4, 4)),
+        lambda: plots.heatmap({"a": torch.eye(4)}),
+        lambda: plots.heatmap(torch.eye(4) + 1j),
+        lambda: plots.heatmap(torch.rand(0, 0)),
+        lambda: plots.heatmap(torch.tensor([[1.0, -1.0], [0.0, 1.0]])),
+        lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])),
+        lambda: plots.heatmap(np.ma.masked_array(np.eye(3), mask=np.eye(3))),
+        lambda: plots.profiles({}),
+        lambda: plots.key_profiles(torch.rand(3)),
+        lambda: plots.comparison({"a": torch.rand(2, 3, 4)}),
     ],
-)
-def test_values_that_cannot_be_drawn_are_refused(draw, words):
-    with pytest.raises((ValueError, TypeError), match=words):
+    "values": [
+        lambda: plots.head_grid(torch.rand(4)),
+        lambda: plots.head_grid(torch.rand(0, 4)),
+        lambda: plots.head_grid({"a": torch.rand(2, 3)}),
+        lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))),
+        lambda: plots.head_grid([[1, 1j]]),
+        lambda: plots.head_grid([[1, 2], [3]]),
+        lambda: plots.head_grid("abc"),
+        lambda: plots.comparison({}),
+        lambda: plots.comparison([torch.rand(2, 3)]),
+        lambda: plots.comparison({"a": [[None, {}]]}),
+    ],
+    "metric": [
+        lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"),
+        lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric=locality),
+        lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"),
+        lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"),
+        lambda: plots.comparison({"both": torch.eye(4).expand(2, 3, 4, 4), "causal": random_attention(2, 3, 9, 9)}),
+    ],
+    "limits": [
+        lambda: plots.head_grid(torch.rand(2, 3), limits=(1, 0)),
+        lambda: plots.head_grid(torch.rand(2, 3), limits=(0, torch.nan)),
+    ],
+    "layers": [
+        lambda: plots.head_grid(torch.rand(2, 3), layers=2),
+        lambda: plots.comparison({"a": [1, 2]}, layers=[0, 2], relative_depth=True),
+    ],
+    "table": [
+        lambda: plots.trajectory([1]),
+        lambda: plots.trajectory(pd.DataFrame([[1]])),
+        lambda: plots.trajectory(TABLE.replace({"layer": {1: None}})),
+        lambda: plots.trajectory(TABLE, "entropy"),
+        lambda: plots.trajectory(TABLE[:0]),
+        lambda: plots.trajectory(TABLE.drop(columns="seed")),
+        lambda: plots.trajectory(pd.concat([TABLE, TABLE])),
+    ],
+    "results": [lambda: plots.loss_by_position({})],
+    "scale": [lambda: plots.heatmap(torch.eye(4), scale="sqrt")],
+    "reach": [lambda: plots.profiles(torch.eye(4), reach=0)],
+    "query": [lambda: plots.key_profiles(torch.eye(4), query=4)],
+    "kind": [lambda: plots.needles(NEEDLES, kind="all")],
+    "layer": [lambda: plots.bands(BANDS, layer=0)],
+}
+
+
+@pytest.mark.parametrize(("name", "draw"), [(name, draw) for name, draws in REFUSED.items() for draw in draws])
+def test_values_that_cannot_be_drawn_are_refused(name, draw):
+    with pytest.raises((ValueError, TypeError), match=name):
         draw()
 
 
@@ -556,8 +502,6 @@ def test_what_has_attention_is_measured_for_a_grid_or_a_comparison():
         assert fig.axes[-1].get_ylabel() == metric or ("past locality" if given is causal else "locality")
         _, ax = plots.comparison({"it": given}, metric=metric, length=50)
         np.testing.assert_allclose(ax.lines[0].get_ydata(), expected.mean(-1), rtol=1e-5)
-    with pytest.raises(ValueError, match=r'different metrics: .* such as metric="adjusted_locality"'):
-        plots.comparison({"both": attention, "causal": causal})
 
 
 def test_models_that_differ_in_depth_are_compared_from_their_first_layer_to_their_last():
@@ -575,13 +519,6 @@ def test_profiles_of_encodings_say_how_far_they_go_and_may_be_logarithmic():
     assert ax.get_xlabel() == "distance, key - query (tokens, to 20 of 29)"
 
 
-def test_a_masked_grid_is_refused():
-    with pytest.raises(TypeError, match="attention must not be a masked array"):
-        plots.heatmap(np.ma.masked_array(np.eye(3), mask=np.eye(3)))
-    with pytest.raises(TypeError, match=r"values must not be a masked array.*set masked entries to NaN"):
-        plots.head_grid(np.ma.masked_array(np.eye(3), mask=np.eye(3)))
-
-
 def test_bands_draws_the_mean_over_heads_or_one_layer():
     _, ax = plots.bands(BANDS, "use")
     np.testing.assert_allclose(ax.images[0].get_array(), BANDS.use.mean(1), rtol=1e-6)
@@ -590,12 +527,6 @@ def test_bands_draws_the_mean_over_heads_or_one_layer():
     _, ax = plots.bands(BANDS, "massive_keys", layer=3)
     np.testing.assert_allclose(ax.images[0].get_array(), BANDS.massive_keys[1])
     assert ax.get_ylabel() == "head"
-    with pytest.raises(ValueError, match="layer must be 1 or 3, got 0"):
-        plots.bands(BANDS, layer=0)
-    with pytest.raises(ValueError, match=r"column must be 'query_norm', .* or 'massive_keys', got 'power'"):
-        plots.bands(BANDS, "power")
-    with pytest.raises(TypeError, match="result must be what rotary_bands returned, got Tensor"):
-        plots.bands(torch.rand(2, 3))
 
 
 def test_head_classes_draws_the_class_of_each_head_with_its_sign_and_counts_them():
@@ -608,5 +539,3 @@ def test_head_classes_draws_the_class_of_each_head_with_its_sign_and_counts_them
     assert len({tuple(colour) for colour in ax.images[0].get_array().reshape(-1, 3)}) == 8
     _, ax = plots.head_classes(classes_of_heads(), threshold=0.95)
     assert {text.get_text() for text in ax.texts} == {""}
-    with pytest.raises(TypeError, match="result must be what head_classes returned, got Tensor"):
-        plots.head_classes(torch.rand(2, 3))

@@ -4,12 +4,15 @@ import json
 import re
 import shutil
 import subprocess
-import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
+import matplotlib
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from matplotlib.figure import Figure
 from torch import nn
 
 import pelocality
@@ -19,12 +22,13 @@ from pelocality.metrics import sink_rate
 from pelocality.models import identical_patches
 from pelocality.reports import Atlas, Chart, atlas_row, load_model, order_pairs, text_batches
 from pelocality.reports.atlas import FIELDS, SCHEMA
-from pelocality.reports.figures import figure
+from pelocality.reports.figures import svg
 from tests.families import same, state
 from tests.scripts import ROOT
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-LENGTH, WORDS = 12, 3
+LENGTH, WORDS, SEED = 12, 3, 3
+save = Figure.savefig
 ALL = ["positions", "heads", "profiles", "kernels", "bands", "sinks", "share", "classes", "depth", "order"]
 
 
@@ -46,7 +50,7 @@ def models(tokenizer):
 
 @pytest.fixture(scope="module")
 def made(models, tokenizer):
-    options = {"length": LENGTH, "words": WORDS, "progress": False}
+    options = {"length": LENGTH, "words": WORDS, "seed": SEED, "progress": False}
     return {name: report(model, tokenizer, **options) for name, model in models.items()}
 
 
@@ -83,7 +87,7 @@ def test_every_part_has_sentences_numbers_and_code(name, made):
 
 def test_numbers_of_repeated_words_are_those_of_positional_attention(made, models, tokenizer):
     for name, prefix, metric in (("bert", False, "locality"), ("llama", True, "past_locality")):
-        result = positional_attention(models[name], tokenizer, length=LENGTH, words=WORDS, prefix=prefix)
+        result = positional_attention(models[name], tokenizer, length=LENGTH, words=WORDS, seed=SEED, prefix=prefix)
         expected = result.per_sample[metric].mean(0)
         shown = column(made[name]["heads"], metric.replace("_", " "))
         assert shown == pytest.approx(expected.flatten().tolist(), rel=1e-3)
@@ -119,19 +123,14 @@ def test_the_code_beside_a_part_runs(name, made, models, tokenizer):
             if part.key in ("share", "sinks"):
                 shown = column(part, part.table["columns"][2])
                 assert shown == pytest.approx(found.flatten().tolist(), rel=2e-3, abs=1e-3)
+            if part.key == "depth":  # the last line is that of the influence
+                own = found.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).tolist()
+                assert column(part, "influence own") == pytest.approx(own, rel=1e-3)
 
 
-def test_the_code_of_influence_has_the_seed_of_its_numbers(models, tokenizer):
-    part = report(models["bert"], tokenizer, length=LENGTH, words=WORDS, seed=3, progress=False)["depth"]
-    known = {"model": models["bert"], "tokenizer": tokenizer, "lines": reports.inputs.default_texts()}
-    exec("from pelocality import *; from pelocality.reports import text_batches", known)
-    found = eval(part.code.split("; ")[1], known).attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
-    assert column(part, "influence own") == pytest.approx(found.tolist(), rel=1e-3)
-
-
-def test_a_report_is_json_and_leaves_the_model_as_it_was(models, tokenizer, tmp_path):
+def test_a_report_is_json_and_leaves_the_model_as_it_was(models, tmp_path):
     before = state(models["bert"])
-    result = report(models["bert"], tokenizer, tmp_path / "bert.json", length=8, words=2, progress=False)
+    result = report(models["bert"], path=tmp_path / "bert.json", length=8, words=2, progress=False)
     assert same(before, state(models["bert"]))
     written = json.loads((tmp_path / "bert.json").read_text())
     assert [part["key"] for part in written["parts"]] == ALL
@@ -154,25 +153,24 @@ def test_models_of_images_states_and_without_attention_have_reports_too():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error"),
     [
-        ({"texts": "one text"}, TypeError, "texts must be a list of texts"),
-        ({"texts": []}, ValueError, "texts is empty"),
-        ({"words": 0}, ValueError, "words must be at least 1"),
-        ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"length": 2}, ValueError, "length must be at least 4"),
-        ({"length": 513}, ValueError, "length=513 is beyond the 512 positions of BertModel"),
-        ({"path": "no/such/folder.html"}, FileNotFoundError, "path must be in a folder that exists"),
+        ({"texts": "one text"}, TypeError),
+        ({"texts": []}, ValueError),
+        ({"words": 0}, ValueError),
+        ({"seed": -1}, ValueError),
+        ({"length": 2}, ValueError),
+        ({"length": 513}, ValueError),
+        ({"path": "no/such/folder.html"}, FileNotFoundError),
     ],
 )
-def test_a_wrong_argument_is_named(options, error, message):
-    model = hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES))
-    with pytest.raises(error, match=message):
-        report(model, **options, progress=False)
+def test_a_wrong_argument_is_named(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        report(hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES)), **options, progress=False)
 
 
 def test_a_model_without_any_part_is_an_error():
-    with pytest.raises(ValueError, match=r"supports no part of a report; the first reason: .* on the meta device"):
+    with pytest.raises(ValueError, match="supports no part of a report"):
         report(hf.BertModel(hf.BertConfig(vocab_size=99, **SIZES)).to("meta"), progress=False)
 
 
@@ -189,11 +187,12 @@ def test_a_path_that_does_not_exist_is_said_before_the_hub_is_asked(name):
         load_model(name)
 
 
-def test_texts_have_one_length_and_too_short_ones_are_refused(tokenizer):
+def test_texts_have_one_length_and_texts_that_are_too_short_are_refused(tokenizer):
     batches = text_batches(["A cat slept all day long."] * 60, tokenizer, 20, 10)
     assert [tuple(batch["input_ids"].shape) for batch in batches] == [(8, 22), (2, 22)]
-    with pytest.raises(ValueError, match="texts hold fewer than length=500 tokens"):
-        text_batches(["A cat slept."], tokenizer, 500)
+    for read in (lambda: text_batches(["A cat slept."], tokenizer, 500), lambda: order_pairs(["Hi.", "It rained."])):
+        with pytest.raises(ValueError, match="texts hold"):
+            read()
 
 
 # ---- rows of an atlas
@@ -211,23 +210,15 @@ def test_a_row_holds_means_by_layer_and_is_read_again(made, tmp_path):
     assert compare_models([next(tmp_path.glob("*.json"))]).to_frame()["positions"].tolist() == ["learned"]
 
 
-def test_texts_without_a_sentence_to_shuffle_are_named():
-    with pytest.raises(ValueError, match="texts hold no sentence of four words"):
-        order_pairs(["Hi.", "It rained. All day."])
-
-
 def test_a_row_of_another_schema_is_refused(made, tmp_path):
-    for change, message in (({"schema": "pelocality-atlas/0"}, SCHEMA), ({"numbers": 3}, "lacks the fields numbers")):
+    for change in ({"schema": "pelocality-atlas/0"}, {"numbers": 3}):
         (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"]) | change))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=SCHEMA):
             Atlas.read([tmp_path / "row.json"])
     made["bert"].save(tmp_path / "report.json")
-    with pytest.raises(ValueError, match=r"report\.json must hold a row .*, got a report; compare --json writes one"):
-        compare_models([tmp_path / "report.json"])
-    with pytest.raises(ValueError, match="models is empty"):
-        compare_models([])
-    with pytest.raises(TypeError, match="models must be a list of models, names or files, got a str"):
-        compare_models("bert-base-uncased")
+    for models in ([tmp_path / "report.json"], [], "bert-base-uncased"):
+        with pytest.raises((TypeError, ValueError), match=r"a report; compare --json writes one|^models "):
+            compare_models(models)
 
 
 def test_an_atlas_says_why_models_cannot_be_compared(made):
@@ -259,20 +250,14 @@ def test_a_wrong_name_of_a_file_is_an_error_before_the_model_runs(wrong, capsys)
     assert f", got {wrong[1]}" in capsys.readouterr().err
 
 
-def test_help_is_quick():
-    code = "import sys; from pelocality.__main__ import _parser; _parser(); print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
-
-
-def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path, capsys):
-    pytest.importorskip("plotly")
+def test_the_command_writes_the_page_and_the_numbers(made, models, tokenizer, tmp_path, capsys):
     models["bert"].save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
     small = ["--length", "8", "--words", "2", "--json", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.html")]
     assert main(["report", str(tmp_path / "bert"), *small]) == 0
     assert "Most local: layer" in capsys.readouterr().out
     assert "<title>" in (tmp_path / "out.html").read_text(encoding="utf-8")
-    (tmp_path / "row.json").write_text(json.dumps(atlas_row(report(models["bert"], length=8, words=2))))
+    (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"])))
     assert main(["compare", str(tmp_path / "row.json"), "-o", str(tmp_path / "atlas.html")]) == 0
     assert "words: locality" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "out.json"), "-o", str(tmp_path / "atlas.html")]) == 1
@@ -280,7 +265,6 @@ def test_the_command_writes_the_page_and_the_numbers(models, tokenizer, tmp_path
 
 
 def test_a_model_or_a_text_that_does_not_exist_is_an_error_without_a_traceback(tmp_path, capsys):
-    pytest.importorskip("plotly")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     texts = [["any", "--text", str(tmp_path / name)] for name in ("text.txt", "latin.txt")]
     for wrong in ([str(tmp_path)], *texts):
@@ -303,7 +287,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -312,79 +296,89 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages(made):
-    pytest.importorskip("plotly")
     atlas = Atlas([atlas_row(made[name]) for name in ("bert", "llama")])
+    for layer in (layer for row in atlas.rows for layer in row["layers"]):
+        layer["<b>"] = 1  # a number of a row that someone else made
     return {"report": made["llama"].to_html(), "atlas": atlas.to_html()}
 
 
 def test_a_page_is_whole_small_and_loads_nothing(pages, made):
     for text in pages.values():
-        assert len(text.encode()) < 6e6
+        assert len(text.encode()) < 1e6
         page = Page(text)
         assert not page.open
         assert not [given for _, given in page.tags if "src" in given or given.get("href", "#")[0] not in "#d"]
         assert any("default-src 'none'" in given.get("content", "") for _, given in page.tags)
-        specs = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
-        places = [given["data-chart"] for _, given in page.tags if "data-chart" in given]
-        assert places == [str(number) for number in range(len(specs))]
+        assert "script" not in dict(page.tags)
     page = Page(pages["report"])
-    assert len([1 for _, given in page.tags if "data-chart" in given]) == sum(
-        len(p.charts) for p in made["llama"].parts
-    )
+    assert sum(tag == "svg" for tag, _ in page.tags) == sum(len(part.charts) for part in made["llama"].parts)
     assert [given["id"] for tag, given in page.tags if tag == "section"] == [*ALL, "source"]
     assert sum(tag == "details" for tag, _ in page.tags) == len(ALL)
 
 
-def test_the_name_of_a_model_is_text_on_its_page():
-    pytest.importorskip("plotly")
-    model = SequenceModel(nn.Embedding(9, 4), vocabulary_size=9, name="<script>x</script>")
-    text = report(model, length=8, words=2, progress=False).to_html()
+def test_the_name_of_a_model_is_text_on_its_page(made):
+    text = replace(made["bert"], name="<script>x</script>", parts=()).to_html()
     assert "<h1>&lt;script&gt;x&lt;/script&gt;</h1>" in text
 
 
-def test_every_kind_of_chart_is_drawn_with_its_numbers():
+def drawn(monkeypatch, *arguments, **options):
+    """Return the axes of a chart, and its SVG."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
+    text = svg(Chart(*arguments, **options))
+    return figures[0].axes[0], text
+
+
+def test_every_kind_of_chart_is_drawn_with_its_numbers_in_the_colours_of_the_page(monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # a page does not depend on the style of a user
     rows = [[1.0, None], [-9.0, 2.0]]
-    for kind in ("grid", "lines", "bars", "groups"):
-        drawn = figure(Chart(kind, "t", "x", "y", ["a", "b"], rows, ["one", "two"]))
-        assert drawn["layout"]["xaxis"]["title"]["text"] == "x"
-        assert (drawn["data"][0]["z"] if kind == "grid" else [each["y"] for each in drawn["data"]]) == rows
-    drawn = figure(Chart("points", "t", "x", "y", rows, rows, ["one", "two"], labels=[["a", "b"], ["c", "d"]]))
-    assert [each["x"] for each in drawn["data"]] == rows
-    square = figure(Chart("grid", "t", "x", "y", [0, 1], rows, [0, 1], centred=True))
-    assert square["layout"]["yaxis"]["scaleanchor"] == "x"
-    assert square["data"][0]["colorbar"]["ticktext"] == ["≤ -2", "0", "≥ 2"]  # the last tenth of colours is clipped
-    many = figure(
-        Chart("lines", "t", "layer", "y", [0], [[1]] * 20, [f"layer {each}" for each in range(20)], ordered=True)
-    )
-    assert not many["layout"]["showlegend"]
-    assert many["data"][-1]["marker"]["showscale"]
+    numbers = np.array(rows, dtype=float)
+    ax, text = drawn(monkeypatch, "grid", "t", "x", "y", ["a", "b"], rows, ["one", "two"])
+    np.testing.assert_array_equal(ax.images[0].get_array().filled(np.nan), numbers)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two"]
+    assert ">-9<" in text
+    ax, text = drawn(monkeypatch, "lines", "<t>", "x", "y", [3, 4], rows, ["$one$", "two"])
+    np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], numbers)
+    assert all(word in text for word in (">x<", ">y<", "&lt;t&gt;", ">$one$<", "fill: currentColor", "var(--rule)"))
+    for kind in ("bars", "groups"):
+        ax, _ = drawn(monkeypatch, kind, "t", "x", "y", ["a", "b"], [[1, 2], [3, 4]], ["one", "two"])
+        assert [bar.get_height() for bar in ax.patches] == [1, 2, 3, 4]
+        assert [bar.get_y() for bar in ax.patches] == ([0, 0, 1, 2] if kind == "bars" else [0] * 4)
+    ax, _ = drawn(monkeypatch, "points", "t", "x", "y", rows, rows, ["one", "two"])
+    assert [points.get_offsets().tolist() for points in ax.collections] == [[[1, 1], [None, None]], [[-9, -9], [2, 2]]]
+    square, text = drawn(monkeypatch, "grid", "t", "x", "y", [0, 1], rows, [0, 1], centred=True)
+    assert square.get_aspect() == 1
+    assert all(word in text for word in (">≤ -2<", ">≥ 2<"))  # the last tenth of colours is clipped
+    many = ("lines", "t", "layer", "y", [0], [[1]] * 20, [f"layer {each}" for each in range(20)])
+    ax, text = drawn(monkeypatch, *many, ordered=True)
+    assert not ax.figure.legends
+    assert len(ax.figure.axes) == 2  # a colour bar
 
 
 _FRAME = """<iframe id="page" style="width:{width}px;height:900px;border:0"></iframe><script>
 const page = document.getElementById("page");
-page.onload = () => setTimeout(() => {{
-  const inner = page.contentDocument;
-  document.title = JSON.stringify([inner.documentElement.scrollWidth, inner.querySelectorAll(".main-svg").length > 0,
-    [...inner.querySelectorAll(".figure")].filter((one) => !one.querySelector(".main-svg")).length]);
-}}, 2000);
+page.onload = () => {{
+  const figures = [...page.contentDocument.querySelectorAll("svg")].map((each) => each.getBoundingClientRect());
+  document.title = JSON.stringify([page.contentDocument.documentElement.scrollWidth,
+    Math.min(...figures.map((box) => Math.min(box.width, box.height)))]);
+}};
 page.src = "page.html";
 </script>"""
 
 
-@pytest.mark.parametrize("name", ["report", "atlas"])
-@pytest.mark.parametrize("width", [400, 1400])
-def test_a_browser_draws_every_figure_without_an_error(name, width, pages, tmp_path):
+def test_a_browser_shows_every_figure_without_an_error(pages, tmp_path):
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium to open the page in; install it, as with apt-get install chromium")
-    (tmp_path / "page.html").write_text(pages[name], encoding="utf-8")
-    (tmp_path / "frame.html").write_text(_FRAME.format(width=width))
+    (tmp_path / "page.html").write_text(pages["report"], encoding="utf-8")
+    (tmp_path / "frame.html").write_text(_FRAME.format(width=400))
     flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-sync"
-    flags += " disable-component-update allow-file-access-from-files enable-logging=stderr virtual-time-budget=20000"
+    flags += " disable-component-update allow-file-access-from-files enable-logging=stderr virtual-time-budget=5000"
     command = [browser, *(f"--{flag}" for flag in flags.split()), f"--user-data-dir={tmp_path / 'profile'}"]
-    command += ["--dump-dom", "--window-size=1500,1000", (tmp_path / "frame.html").as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [*command, "--dump-dom", (tmp_path / "frame.html").as_uri()], capture_output=True, text=True
+    )
     assert "CONSOLE" not in result.stderr
-    found = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
-    assert found[0] <= width  # nothing is wider than the page
-    assert found[1:] == [True, 0]  # no figure is missing
+    width, smallest = json.loads(re.search(r"<title>(.*?)</title>", result.stdout)[1])
+    assert width <= 400  # nothing is wider than the page
+    assert smallest > 100

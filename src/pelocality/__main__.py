@@ -13,11 +13,11 @@ _MODEL = "a hub name, a local folder or a .gguf file"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit status."""
     parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.command == "report" and given.json and given.json.suffix != ".json":
-        parser.error(f"--json must name a file that ends in .json, got {given.json}")
-    if not given.output.parent.is_dir():  # before the models run
-        parser.error(f"--output must be in a folder that exists, got {given.output}; create {given.output.parent}")
+    options = parser.parse_args(arguments)
+    if options.command == "report" and options.json and options.json.suffix != ".json":
+        parser.error(f"--json must name a file that ends in .json, got {options.json}")
+    if not options.output.parent.is_dir():  # before the models run
+        parser.error(f"--output must be in a folder that exists, got {options.output}; create {options.output.parent}")
 
     from transformers.utils import logging
 
@@ -26,33 +26,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        texts = _lines(given.text) if given.text else None
-        options = {"texts": texts, "length": given.length, "words": given.words, "seed": given.seed}
-        if given.command == "report":
-            result = report(given.model, path=given.output, **options)
-            print(
-                "\n".join(
-                    f"{part.title}\n  {part.found or 'Not for this model: ' + part.reason}" for part in result.parts
-                )
-            )
-            if given.json:
-                result.save(given.json)
+        texts = _lines_of(options.text) if options.text else None
+        settings = {"texts": texts, "length": options.length, "words": options.words, "seed": options.seed}
+        if options.command == "report":
+            result = report(options.model, path=options.output, **settings)
+            for part in result.parts:
+                print(f"{part.title}\n  {part.found or 'Not for this model: ' + part.reason}")
+            if options.json:
+                result.save(options.json)
         else:
-            atlas = compare_models(given.models, **options)
-            if given.json:
-                given.json.mkdir(parents=True, exist_ok=True)
-                atlas.save(given.json)
-            atlas.save(given.output)
+            atlas = compare_models(options.models, **settings)
+            if options.json:
+                options.json.mkdir(parents=True, exist_ok=True)
+                atlas.save(options.json)
+            atlas.save(options.output)
             print(atlas.to_frame().T.to_string(header=False))
             print("\n".join(atlas.notes))
     except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"pelocality: {error}", file=sys.stderr)
         return 1
-    print(f"\n{given.output}")
+    print(f"\n{options.output}")
     return 0
 
 
-def _lines(path: Path) -> list[str]:
+def _lines_of(path: Path) -> list[str]:
     """Return the lines of a text.
 
     Raises:

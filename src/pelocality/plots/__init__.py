@@ -5,7 +5,12 @@ A legend of more than six rows is placed beside the axes; create your own figure
 room for it. Nothing is shown or saved. Needs matplotlib (the ``plot`` extra).
 """
 
-from pelocality.plots.dependencies import distances as distances, head_types as head_types
+from pelocality.plots.evaluations import (
+    distances as distances,
+    head_types as head_types,
+    loss_by_position as loss_by_position,
+    needles as needles,
+)
 from pelocality.plots.layers import (
     bands as bands,
     comparison as comparison,
@@ -13,7 +18,6 @@ from pelocality.plots.layers import (
     head_grid as head_grid,
     trajectory as trajectory,
 )
-from pelocality.plots.lengths import loss_by_position as loss_by_position, needles as needles
 from pelocality.plots.matrices import (
     heatmap as heatmap,
     key_profiles as key_profiles,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,26 @@ from pelocality.metrics._inputs import float_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
+def require_matplotlib() -> None:
+    """Raise an ImportError that says what to install, if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError("plots and pages need matplotlib: pip install matplotlib") from error
+
+
 def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
     """Return the given or new axes with their title set, and their figure."""
     if ax is None:
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise ImportError("plots need matplotlib: pip install matplotlib") from error
+        require_matplotlib()
+        import matplotlib.pyplot as plt
+
         _, ax = plt.subplots(figsize=size, layout="constrained")
     # wrap=True would wrap at the width of the figure instead of these axes, and may break at every word
     ax.set_title("\n".join(_wrapped(line, size_in_inches(ax)[0], 0.09) for line in title.split("\n")))
@@ -57,23 +65,25 @@ def attention_of(value: Any, length: int) -> Any:
     return float_tensor("attention", value) if hasattr(value, "parameters") else value  # refuses classes and models
 
 
-def draw_image(ax: Axes, values: np.ndarray, label: str, **options: Any) -> None:
-    """Draw values in greys with a colour bar, and NaN as hatching."""
+def draw_image(ax: Axes, values: np.ndarray, label: str, cmap: str = "Greys", **options: Any) -> Colorbar:
+    """Draw values, in greys unless other colours are named, and NaN as hatching; return the colour bar."""
     if np.isnan(values).any():
         ax.patch.set(hatch="////", edgecolor="0.6")
-    image = ax.imshow(values, cmap="Greys", **options)
+    image = ax.imshow(values, cmap=cmap, **options)
     label = _wrapped(label, size_in_inches(ax)[1], 0.075)
-    image.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
+    return ax.figure.colorbar(image, ax=ax, label=label, fraction=0.046, pad=0.03)
 
 
-def draw_numbers(ax: Axes, grid: np.ndarray, low: float, high: float) -> None:
-    """Write the number of each cell into an image whose greys go from low to high, where there is room."""
+def draw_numbers(ax: Axes, grid: np.ndarray, least: float = 4.0) -> None:
+    """Write the number of each cell into an image, where there is room for the smallest size of letters."""
     width, height = size_in_inches(ax)
     numbers = {place: short_number(float(grid[place])) for place in np.ndindex(grid.shape)}
     longest = max(1, *map(len, numbers.values()))
     size = min(7.0, 72 * height / grid.shape[0] * 0.7, 72 * width / grid.shape[1] / longest * 1.4)
-    for (row, column), text in numbers.items() if size >= 4 else ():
-        colour = "white" if grid[row, column] > low + 0.6 * (high - low) else "black"
+    light = ax.images[-1].to_rgba(grid)[..., :3] @ (0.299, 0.587, 0.114) > 0.45
+    for place, text in numbers.items() if size >= least else ():
+        row, column = place
+        colour = "black" if light[place] else "white"
         ax.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
 
 
@@ -88,6 +98,21 @@ def short_number(value: float) -> str:
     return shown.replace("0.", ".", 1).replace("-.00", ".00")
 
 
+def draw_lines(
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, ...]], xlabel: str, ylabel: str
+) -> tuple[Figure, Axes]:
+    """Draw lines by name, each (x, y) or with the ends of its band (x, y, low, high); a line of None is left out."""
+    new = ax is None
+    fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
+    for number, ((name, (x, y, *band)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
+        if y is not None:
+            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
+        if band:
+            ax.fill_between(x, *band, color=f"C{number}", alpha=min(0.2, 2 / len(lines)), linewidth=0)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    return with_legend(fig, ax, new)
+
+
 def draw_by_distance(
     ax: Axes | None,
     title: str,
@@ -96,18 +121,13 @@ def draw_by_distance(
     ylabel: str,
     scale: str = "linear",
 ) -> tuple[Figure, Axes]:
-    """Draw values by distance, given by name, from 0 on unless the scale is "log"; a line of None is left out."""
-    new = ax is None
-    fig, ax = figure_and_axes(ax, (6.0, 3.4), title)
-    for number, ((name, (x, y)), style) in enumerate(zip(lines.items(), line_styles(), strict=False)):
-        if y is not None:
-            ax.plot(x, y, markersize=3.5, linewidth=1.2, color=f"C{number}", label=as_label(name), **style)
-    ax.set(xlabel=xlabel, ylabel=ylabel)
+    """Draw values by distance, given by name, from 0 on unless the scale is "log"."""
+    fig, ax = draw_lines(ax, title, lines, xlabel, ylabel)
     ax.locator_params(axis="x", integer=True, min_n_ticks=1)
     ax.set_yscale(scale)
     top = max((float(np.nanmax(y)) for _, y in lines.values() if y is not None), default=1.0)
     ax.set_ylim(bottom=0 if scale == "linear" else max(ax.get_ylim()[0], top * 1e-6))
-    return with_legend(fig, ax, new)
+    return fig, ax
 
 
 def line_styles() -> Iterator[dict[str, Any]]:
@@ -148,3 +168,9 @@ def size_in_inches(ax: Axes) -> tuple[float, float]:
     """Return the approximate width and height of the axes, in inches."""
     box = ax.get_window_extent()
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
+
+
+def ticks_that_fit(names: Sequence[int | str], inches: float, room: float = 0.22) -> tuple[range, list[str]]:
+    """Return which places are labelled, all or every k-th where each has less room in inches, and the labels."""
+    ticks = range(0, len(names), math.ceil(room * len(names) / inches))
+    return ticks, [str(names[place]) for place in ticks]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +10,7 @@ import numpy as np
 from pelocality._checks import check_choice, real_numbers
 from pelocality.metrics import Measurement
 from pelocality.metrics._inputs import unwrap
-from pelocality.plots._axes import (
-    as_array,
-    as_label,
-    attention_of,
-    draw_image,
-    draw_numbers,
-    figure_and_axes,
-    line_styles,
-    short_number,
-    size_in_inches,
-    with_legend,
-)
+from pelocality.plots import _axes as axes
 from pelocality.statistics import mean_over_runs
 
 if TYPE_CHECKING:
@@ -30,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# the sign of each class of heads, and a colour on which it can be read; an offset has its distance as sign
+# Each class of heads has a sign, and a colour on which the sign can be read; the sign of an offset is its distance.
 _CLASSES = {
     "previous": ("-1", "#9ecae1"),
     "self": ("0", "#c6dbef"),
@@ -74,7 +62,7 @@ def head_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Values that are none of these, or limits that are not numbers.
+        TypeError: Values that are none of these.
         ValueError: Not two axes, nothing to draw, another number of layers, an unknown metric, a metric of numbers, or
             limits that are not two numbers in order.
 
@@ -85,21 +73,19 @@ def head_grid(
         'layer'
     """
     column, [(grid, layers, _)] = _by_layer({"values": values}, metric, layers, length, (2,))
-    if limits is not None:
-        ends = real_numbers("limits", limits)
-        if ends.shape != (2,) or not ends[0] <= ends[1]:
-            raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
-        limits = float(ends[0]), float(ends[1])
     depth, heads = grid.shape
-    fig, ax = figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
+    fig, ax = axes.figure_and_axes(ax, (1.6 + 0.52 * heads, 1.4 + 0.42 * depth), title)
     finite = grid[np.isfinite(grid)]
-    low, high = limits or ((float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0))
-    draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
-    width, height = size_in_inches(ax)
-    draw_numbers(ax, grid, low, high)
+    ends = (finite.min(), finite.max()) if finite.size else (0, 1)
+    low, high = map(float, ends if limits is None else limits)
+    if not low <= high:
+        raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
+    axes.draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
+    width, height = axes.size_in_inches(ax)
+    axes.draw_numbers(ax, grid)
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*_ticks(range(heads), width))
-    ax.set_yticks(*_ticks(layers, height))
+    ax.set_xticks(*axes.ticks_that_fit(range(heads), width))
+    ax.set_yticks(*axes.ticks_that_fit(layers, height))
     return fig, ax
 
 
@@ -120,8 +106,8 @@ def bands(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Another result.
-        ValueError: An unknown column or layer.
+        KeyError: An unknown column.
+        ValueError: An unknown layer.
 
     Examples:
         >>> import torch
@@ -131,23 +117,20 @@ def bands(
         >>> ax.get_xlabel()
         'wavelength (tokens)'
     """
-    if not hasattr(result, "wavelength"):
-        raise TypeError(f"result must be what rotary_bands returned, got {type(result).__name__}")
     frame = result.to_frame()
-    check_choice("column", column, [*frame.columns[4:]])
     if layer is not None:
         check_choice("layer", layer, result.layers)
         frame = frame[frame["layer"] == layer]
     rows = "layer" if layer is None else "head"
     grid = frame.pivot_table(column, rows, "band", "mean")
-    fig, ax = figure_and_axes(ax, (6.0, 1.4 + 0.16 * len(grid)), title)
-    draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
-    width, height = size_in_inches(ax)
+    fig, ax = axes.figure_and_axes(ax, (6.0, 1.4 + 0.16 * len(grid)), title)
+    axes.draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
+    width, height = axes.size_in_inches(ax)
     turns = frame.groupby("band")["wavelength"].median()
-    waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else short_number(t) for t in turns]
+    waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else axes.short_number(t) for t in turns]
     ax.set(xlabel="wavelength (tokens)", ylabel=rows)
-    ax.set_xticks(*_ticks(waves, width, 0.5))
-    ax.set_yticks(*_ticks(list(grid.index), height))
+    ax.set_xticks(*axes.ticks_that_fit(waves, width, 0.5))
+    ax.set_yticks(*axes.ticks_that_fit(list(grid.index), height))
     return fig, ax
 
 
@@ -169,7 +152,7 @@ def head_classes(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Another result, or a threshold that is not a number.
+        TypeError: A threshold that is not a number.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -179,13 +162,11 @@ def head_classes(
         >>> ax.get_xlabel(), ax.get_ylabel()
         ('head', 'layer')
     """
-    if not hasattr(result, "classes"):
-        raise TypeError(f"result must be what head_classes returned, got {type(result).__name__}")
     classes = np.array(result.classes(threshold))
     (depth, heads), offsets = classes.shape, result.scores["offset"].tolist()
-    fig, ax = figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
-    width, height = size_in_inches(ax)
-    from matplotlib.colors import to_rgb  # matplotlib is there: the axes are
+    fig, ax = axes.figure_and_axes(ax, (3.2 + 0.3 * heads, 1.4 + 0.2 * depth), title)
+    width, height = axes.size_in_inches(ax)
+    from matplotlib.colors import to_rgb
 
     size = min(8.0, 72 * height / depth * 0.75, 72 * width / heads * 0.5)
     image = np.ones((depth, heads, 3))
@@ -199,8 +180,8 @@ def head_classes(
         ax.scatter([], [], s=60, marker="s", color=colour, edgecolor="0.5", label=label)
     ax.imshow(image, aspect="auto")
     ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*_ticks(range(heads), width))
-    ax.set_yticks(*_ticks(result.layers, height))
+    ax.set_xticks(*axes.ticks_that_fit(range(heads), width))
+    ax.set_yticks(*axes.ticks_that_fit(result.layers, height))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return fig, ax
 
@@ -245,31 +226,30 @@ def comparison(
         'layer'
     """
     if not isinstance(values, Mapping):
-        raise TypeError(
-            'values must be a dictionary by name, such as {"before": result, "after": other}, '
-            f"got {type(values).__name__}"
-        )
+        raise TypeError(f'values must be a dictionary by name, {{"before": result, ...}}, got {type(values).__name__}')
     if not values:
         raise ValueError("values is empty; give at least one (layer, head) by name")
-    given = {f"values[{name!r}]": each for name, each in values.items()}
-    column, lines = _by_layer(given, metric, layers, length, (1, 2))
+    named = {f"values[{name!r}]": each for name, each in values.items()}
+    column, lines = _by_layer(named, metric, layers, length, (1, 2))
     depths = [depth for *_, depth in lines]
     if relative_depth is None:
         relative_depth = layers is None and None not in depths and len(set(depths)) > 1
     if relative_depth and None in depths:
-        which = list(given)[depths.index(None)]
+        which = list(named)[depths.index(None)]
         raise ValueError(f"relative_depth needs all layers, but {which} has only some; leave relative_depth out")
     every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
-    fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
+    fig, ax = axes.figure_and_axes(ax, (5.2, 3.4), title)
     spread = 0.5 / len(lines)
-    for index, (name, (grid, its_layers, depth), style) in enumerate(zip(values, lines, line_styles(), strict=False)):
+    drawn = zip(values, lines, axes.line_styles(), strict=False)
+    for index, (name, (grid, its_layers, depth), style) in enumerate(drawn):
         place = np.searchsorted(every_layer, its_layers) + spread * (index - (len(lines) - 1) / 2)
         if relative_depth and depth is not None:
             place = np.array(its_layers) / max(depth - 1, 1)
         by_head = grid.reshape(len(grid), -1)
         mean = np.ma.masked_where(np.isnan(by_head), by_head).mean(-1)
-        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", label=as_label(name), zorder=3, **style)
+        style |= {"label": axes.as_label(name), "zorder": 3}
+        (line,) = ax.plot(place, mean, markersize=6, markeredgecolor="black", **style)
         if grid.ndim == 2:
             ax.scatter(np.repeat(place, by_head.shape[1]), by_head.ravel(), s=9, color=line.get_color(), alpha=0.35)
     ax.set(xlabel="layer", ylabel=label or column)
@@ -277,8 +257,8 @@ def comparison(
         ax.set_xlabel("depth (0: first layer, 1: last layer)")
     else:
         ax.set_xlim(-0.6, len(every_layer) - 0.4)
-        ax.set_xticks(*_ticks(every_layer, size_in_inches(ax)[0]))
-    return with_legend(fig, ax, new)
+        ax.set_xticks(*axes.ticks_that_fit(every_layer, axes.size_in_inches(ax)[0]))
+    return axes.with_legend(fig, ax, new)
 
 
 def trajectory(
@@ -315,36 +295,28 @@ def trajectory(
         raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
     if metric is None:
         metric = "past_locality" if "past_locality" in table else "locality"
-    missing = {"step", "layer", metric} - set(table.columns)
-    if missing:
-        raise ValueError(
-            f"table has no column {', '.join(sorted(missing))}; it has {', '.join(map(str, table.columns))}"
-        )
+    if missing := {"step", "layer", metric} - set(table.columns):
+        columns = ", ".join(map(str, table.columns))
+        raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {columns}")
     if table[["step", "layer"]].isna().any(axis=None):
-        raise ValueError(
-            'table has rows without a step or a layer; leave them out: table.dropna(subset=["step", "layer"])'
-        )
+        advice = 'table.dropna(subset=["step", "layer"])'
+        raise ValueError(f"table has rows without a step or a layer; leave them out: {advice}")
     rows_by = [name for name in ("step", "layer", "seed") if name in table]
     repeated = table[table.duplicated(rows_by)]
     if len(repeated):
         place = ", ".join(f"{name} {repeated[name].iloc[0]}" for name in rows_by)
         advice = "give every run its own seed" if "seed" in rows_by else "add a column seed: table.assign(seed=...)"
         raise ValueError(f"table has several rows for {place}; {advice}")
-    new = ax is None
-    fig, ax = figure_and_axes(ax, (5.2, 3.4), title)
-    layers = table.groupby("layer")
-    for (layer, rows), style in zip(layers, line_styles(), strict=False):
+    lines = {}
+    for layer, rows in table.groupby("layer"):
         over_seeds = {step: mean_over_runs(values) for step, values in rows.groupby("step")[metric]}
-        steps, means = np.array(list(over_seeds)), [mean.value for mean in over_seeds.values()]
-        (line,) = ax.plot(steps, means, markersize=3.5, label=as_label(f"layer {layer}"), **style)
-        low, high = zip(*((mean.low, mean.high) for mean in over_seeds.values()), strict=True)
-        ax.fill_between(steps, low, high, color=line.get_color(), alpha=min(0.2, 2 / len(layers)), linewidth=0)
-    ax.set(xlabel="training step", ylabel=metric.replace("_", " "))
-    return with_legend(fig, ax, new)
+        means = [(mean.value, mean.low, mean.high) for mean in over_seeds.values()]
+        lines[f"layer {layer}"] = (list(over_seeds), *zip(*means, strict=True))
+    return axes.draw_lines(ax, title, lines, "training step", metric.replace("_", " "))
 
 
 def _by_layer(
-    values: Mapping[str, Any], metric: Any, layers: Sequence[int] | None, length: int, axes: Sequence[int]
+    values: Mapping[str, Any], metric: Any, layers: Sequence[int] | None, length: int, dimensions: Sequence[int]
 ) -> tuple[str, list[tuple[np.ndarray, Sequence[int], int | None]]]:
     """Return the metric of all values in words, and each by layer, with the layers' numbers and the model's depth.
 
@@ -353,7 +325,7 @@ def _by_layer(
     if metric is not None and not isinstance(metric, str):
         advice = "of a function draw the numbers, metric(result)"
         raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}; {advice}")
-    values = {name: attention_of(each, length) for name, each in values.items()}
+    values = {name: axes.attention_of(each, length) for name, each in values.items()}
     columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
     if metric is None and len(set(columns.values())) > 1:
         different = ", ".join(f"{column} of {name}" for name, column in columns.items())
@@ -362,27 +334,27 @@ def _by_layer(
     plain = [name for name in values if name not in columns]
     if metric is not None and plain:
         raise ValueError(f"metric={metric!r} measures attention, but {plain[0]} holds numbers; leave metric out")
-    # results of some models have a number for each sample, of others for the mean alone
+    # Results of some models have a number for each sample, and those of others only for the mean.
     ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns
-    found = []
+    lines = []
     for name, each in values.items():
-        grid = as_array(name, _measured(each, columns[name]) if name in columns else each)
+        grid = axes.as_array(name, _measured(each, columns[name]) if name in columns else each)
         if grid.ndim == 3 and name in columns:  # (layer, text, head)
             grid = grid.mean(1)
         if grid.ndim == 1 and name in columns:
             grid = grid[None]
-        if grid.ndim not in axes or not grid.size:
-            wanted = "(layer, head) or (layer,)" if 1 in axes else "(layer, head)"
-            raise ValueError(f"{name} must be {wanted}, got shape {grid.shape}")
+        if grid.ndim not in dimensions or not grid.size:
+            shape = "(layer, head) or (layer,)" if 1 in dimensions else "(layer, head)"
+            raise ValueError(f"{name} must be {shape}, got shape {grid.shape}")
         numbers = getattr(each, "layers", range(len(grid))) if layers is None else layers
         if np.ndim(numbers) != 1 or len(numbers) != len(grid):
-            given = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
-            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {given}")
-        listed = real_numbers("layers", numbers).tolist()  # tensors have no label, and are all different
-        every = sorted([*listed, *getattr(each, "other_layers", ())])
-        found.append((grid, listed, len(every) if every == [*range(len(every))] else None))
-    return next(iter(columns.values()), "").replace("_", " "), found
+            listed = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
+            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {listed}")
+        its_layers = real_numbers("layers", numbers).tolist()  # tensors have no label, and are all different
+        every = sorted([*its_layers, *getattr(each, "other_layers", ())])
+        lines.append((grid, its_layers, len(every) if every == [*range(len(every))] else None))
+    return next(iter(columns.values()), "").replace("_", " "), lines
 
 
 def _column(value: Any, metric: str | None) -> str | None:
@@ -391,7 +363,7 @@ def _column(value: Any, metric: str | None) -> str | None:
         frame = value.to_frame()
         if metric is None:
             return str(frame.columns[2])  # after layer and head
-        # a metric that is not shown by default is measured, of the mean
+        # A metric that the frame does not show by default is measured on the mean.
         return metric if metric in frame or metric in value.per_sample else f"{metric.removesuffix('_of_mean')}_of_mean"
     if isinstance(value, Measurement):
         return metric or "locality"
@@ -401,7 +373,7 @@ def _column(value: Any, metric: str | None) -> str | None:
         return None
     if metric is not None:
         return metric
-    causal = np.shape(first)[-1] > 1 and not np.triu(as_array("attention", first), 1).any()
+    causal = np.shape(first)[-1] > 1 and not np.triu(axes.as_array("attention", first), 1).any()
     return "past_locality" if causal else "locality"
 
 
@@ -419,9 +391,3 @@ def _measured(value: Any, column: str) -> Any:
 
     frame = to_frame(value, column)
     return frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)
-
-
-def _ticks(names: Sequence[int | str], inches: float, room: float = 0.22) -> tuple[range, list[str]]:
-    """Return which places are labelled, all or every k-th where each has less room in inches, and the labels."""
-    ticks = range(0, len(names), math.ceil(room * len(names) / inches))
-    return ticks, [str(names[place]) for place in ticks]

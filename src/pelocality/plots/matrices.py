@@ -116,17 +116,15 @@ def profiles(
     check_choice("scale", scale, ("linear", "log"))
     if number("reach", reach) <= 0:
         raise ValueError(f"reach must be above 0, got {reach}")
-    lines = {}
-    signed = {}
-    farthest = 0.0
+    lines, signed, farthest = {}, {}, 0.0
     named = {
         name: attention_of(each, length) if positions is not None else _without_matrix(each, length)
         for name, each in _by_name(attention).items()
     }
     for name, matrices in named.items():
-        found = getattr(matrices, "distance_profile", None)  # a RelativeMeasurement has one
-        found = distance_profile(matrices, positions=positions) if found is None else found
-        profile = as_array("attention", found)
+        profile = getattr(matrices, "distance_profile", None)  # a RelativeMeasurement has one
+        profile = distance_profile(matrices, positions=positions) if profile is None else profile
+        profile = as_array("attention", profile)
         profile = profile.reshape(-1, profile.shape[-1]).mean(0)
         places = getattr(matrices, "positions", None) if positions is None else Positions.of(positions)
         n = (len(profile) + 1) // 2
@@ -151,18 +149,14 @@ def profiles(
 def _without_matrix(value: Any, length: int) -> Any:
     """Return what has a profile: of an encoding by distance its measurement, of anything else what metrics read."""
     if hasattr(value, "relative") and not isinstance(value, type):
-        # an encoding depends on more than distance, or its logits are beyond the range of float64
+        # This fails if an encoding depends on more than distance, or if its logits are beyond the range of float64.
         with contextlib.suppress(TypeError, ValueError), warnings.catch_warnings(action="ignore"):
             return measure_relative(value.relative(length))
     return attention_of(value, length)
 
 
 def key_profiles(
-    attention: Attention | Mapping[str, Attention],
-    *,
-    query: int = -1,
-    ax: Axes | None = None,
-    title: str = "",
+    attention: Attention | Mapping[str, Attention], *, query: int = -1, ax: Axes | None = None, title: str = ""
 ) -> tuple[Figure, Axes]:
     """Draw the attention of one query to each key position, with one line per layer or model.
 
@@ -190,15 +184,13 @@ def key_profiles(
         >>> ax.get_xlabel()
         'key position (tokens)'
     """
-    count("query", query, least=None)
     lines = {}
-    for name, given in _by_name(attention).items():
-        matrices = as_array("attention", unwrap(given))
+    for name, each in _by_name(attention).items():
+        matrices = as_array("attention", unwrap(each))
         if matrices.ndim < 2 or not matrices.size:
             raise ValueError(f"attention must be matrices, (..., n, n), got shape {matrices.shape}")
         m, n = matrices.shape[-2:]
-        if not -m <= query < m:
-            raise ValueError(f"query must be in {-m}..{m - 1} for {m} queries, got {query}")
+        _check_query(query, m)
         lines[name] = np.arange(n), matrices[..., query, :].reshape(-1, n).mean(0)
     of = "the last query" if query == -1 else f"query {query}"
     return draw_by_distance(ax, title, lines, "key position (tokens)", f"mean attention of {of}")
@@ -240,27 +232,23 @@ def on_grid(
         >>> ax.get_xlabel()
         'key - query, second coordinate'
     """
-    given = getattr(attention, "positions", None) if positions is None else Positions.of(positions)
-    if given is None or given.keys is None or given.dimensions != 2:
-        kind = "none" if given is None else f"{given.dimensions} coordinates"
-        raise ValueError(f"positions must have two coordinates, as Positions.grid(14, 14), got {kind}")
+    plane = getattr(attention, "positions", None) if positions is None else Positions.of(positions)
+    if plane is None or plane.keys is None or plane.dimensions != 2:
+        coordinates = "none" if plane is None else f"{plane.dimensions} coordinates"
+        raise ValueError(f"positions must have two coordinates, as Positions.grid(14, 14), got {coordinates}")
     matrices = as_array("attention", unwrap(attention))
-    wanted = tuple(given.before + size for size in given.shape)
-    if matrices.shape[-2:] != wanted:
-        raise ValueError(
-            f"attention must be (..., {wanted[0]}, {wanted[1]}), as its positions are, got {matrices.shape}"
-        )
-    matrix = matrices[..., given.before :, given.before :].reshape(-1, *given.shape).mean(0)
-    keys = given.keys.numpy()
-    queries = keys if given.queries is None else given.queries.numpy()
+    rows, columns = (plane.before + size for size in plane.shape)
+    if matrices.shape[-2:] != (rows, columns):
+        raise ValueError(f"attention must be (..., {rows}, {columns}), as its positions are, got {matrices.shape}")
+    matrix = matrices[..., plane.before :, plane.before :].reshape(-1, *plane.shape).mean(0)
+    keys = plane.keys.numpy()
+    queries = keys if plane.queries is None else plane.queries.numpy()
     if query is None:
         points, weights = (keys - queries[:, None]).reshape(-1, 2), matrix.flatten()
     else:
-        count("query", query, least=None)
-        if not -len(queries) <= query < len(queries):
-            raise ValueError(f"query must be in {-len(queries)}..{len(queries) - 1}, got {query}")
+        _check_query(query, len(queries))
         points, weights = keys, matrix[query]
-    (top, height, row), (left, width, column) = (_cells(points[:, axis], given.tolerance) for axis in (0, 1))
+    (top, height, row), (left, width, column) = (_cells(points[:, axis], plane.tolerance) for axis in (0, 1))
     total, pairs = np.zeros((2, row.max() + 1, column.max() + 1))
     np.add.at(total, (row, column), weights)
     np.add.at(pairs, (row, column), 1)
@@ -274,6 +262,12 @@ def on_grid(
     if query is not None:
         ax.plot(*queries[query][::-1], marker="x", color="C3")
     return fig, ax
+
+
+def _check_query(query: int, queries: int) -> None:
+    """Raise a ValueError that says which queries there are, if this is not one of them."""
+    if not -queries <= count("query", query, least=None) < queries:
+        raise ValueError(f"query must be in {-queries}..{queries - 1} for {queries} queries, got {query}")
 
 
 def _cells(values: np.ndarray, tolerance: float) -> tuple[float, float, np.ndarray]:

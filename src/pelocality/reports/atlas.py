@@ -8,7 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from pelocality.reports.contents import Chart, Report, plain
+from pelocality.reports.contents import Chart, plain
+from pelocality.reports.page import figures, notes, page, table, text
+from pelocality.reports.result import Report
 from pelocality.reports.run import report
 
 SCHEMA = "pelocality-atlas/1"
@@ -44,16 +46,16 @@ class Atlas:
             FileNotFoundError: There is no such file.
             ValueError: A file that is not a row of this schema.
         """
-        return cls([_checked(json.loads(Path(path).read_text(encoding="utf-8")), path) for path in paths])
+        return cls([_checked_row(json.loads(Path(path).read_text(encoding="utf-8")), path) for path in paths])
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Why numbers of these rows cannot be compared, one sentence each; usually empty."""
         notes = []
         for what in ("length", "words", "texts"):
-            given = {json.dumps(row["source"]["settings"].get(what, row["source"].get(what))) for row in self.rows}
-            if len(given) > 1:
-                notes.append(f"models were measured with different {what} ({', '.join(sorted(given))})")
+            settings = {json.dumps(row["source"]["settings"].get(what, row["source"].get(what))) for row in self.rows}
+            if len(settings) > 1:
+                notes.append(f"models were measured with different {what} ({', '.join(sorted(settings))})")
         if len({row["facts"].get("causal") for row in self.rows}) > 1:
             notes.append("some models are causal: locality is then of the past alone, compare adjusted locality")
         return tuple(notes)
@@ -76,17 +78,30 @@ class Atlas:
         """Return the atlas as one HTML page that loads nothing.
 
         Raises:
-            ImportError: Plotly is not installed.
+            ImportError: Matplotlib is not installed.
         """
-        from pelocality.reports.page import atlas_page
-
-        return atlas_page(self)
+        frame = self.to_frame().set_index("model").T.reset_index(names="").astype(object)
+        by_layer = pd.DataFrame([{"model": row["name"]} | layer for row in self.rows for layer in row["layers"]])
+        found = ""
+        for row in self.rows:
+            sentences = "".join(f"<li>{text(sentence)}</li>" for sentence in row["found"].values())
+            found += f"<h3>{text(row['name'])}</h3><ul class=short>{sentences}</ul>"
+        return page(
+            "Models side by side",
+            "atlas.html",
+            notes=notes(self.notes),
+            means=table(frame.columns, plain(frame.to_numpy().tolist()), "wide tall"),
+            figures=figures(self.charts()),
+            by_layer=table(by_layer.columns, plain(by_layer.astype(object).to_numpy().tolist())),
+            found=found,
+            commands=text("\n".join(f"{row['source']['command']}  # {row['name']}" for row in self.rows)),
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the page, or to a folder the rows as JSON, one file per model.
 
         Raises:
-            ImportError: Plotly is not installed.
+            ImportError: Matplotlib is not installed.
         """
         if not Path(path).is_dir():
             Path(path).write_text(self.to_html(), encoding="utf-8")
@@ -139,9 +154,9 @@ def atlas_row(report: Report) -> dict[str, Any]:
     ]
     means = {}
     for name, values in columns.items():
-        known = [value for value in values if value is not None]
-        if known:
-            means[name] = sum(known) if name.startswith("heads:") else sum(known) / len(known)
+        numbers = [value for value in values if value is not None]
+        if numbers:
+            means[name] = sum(numbers) if name.startswith("heads:") else sum(numbers) / len(numbers)
     audited = next((part.table for part in report.parts if part.key == "positions" and not part.reason), None)
     measured = (
         [] if audited is None else [row[audited["columns"].index("positions measured")] for row in audited["rows"]]
@@ -194,11 +209,11 @@ def compare_models(
     rows: list[dict[str, Any]] = []
     if isinstance(models, str | Mapping):
         raise TypeError(f"models must be a list of models, names or files, got a {type(models).__name__}")
-    for given in models:
-        if isinstance(given, str | Path) and str(given).endswith(".json"):
-            rows += Atlas.read([given]).rows
+    for entry in models:
+        if isinstance(entry, str | Path) and str(entry).endswith(".json"):
+            rows += Atlas.read([entry]).rows
             continue
-        model, tokenizer = given if isinstance(given, tuple) else (given, None)
+        model, tokenizer = entry if isinstance(entry, tuple) else (entry, None)
         rows.append(atlas_row(report(model, tokenizer, progress=progress, **options)))
     if not rows:
         raise ValueError("models is empty; pass models, their names, or files of rows")
@@ -208,13 +223,13 @@ def compare_models(
     return atlas
 
 
-def _checked(row: Any, path: str | Path) -> dict[str, Any]:
+def _checked_row(row: Any, path: str | Path) -> dict[str, Any]:
     """Return a row, after refusing one of another schema."""
     if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-        given = repr(row.get("schema")) if isinstance(row, dict) else type(row).__name__
-        given = "a report" if isinstance(row, dict) and "parts" in row else given
-        raise ValueError(f"{path} must hold a row with the schema {SCHEMA!r}, got {given}; compare --json writes one")
-    wrong = [name for name, kind in FIELDS.items() if not isinstance(row.get(name), kind)]
+        schema = repr(row.get("schema")) if isinstance(row, dict) else type(row).__name__
+        schema = "a report" if isinstance(row, dict) and "parts" in row else schema
+        raise ValueError(f"{path} must hold a row with the schema {SCHEMA!r}, got {schema}; compare --json writes one")
+    wrong = [name for name, types in FIELDS.items() if not isinstance(row.get(name), types)]
     if wrong:
         raise ValueError(f"{path} lacks the fields {', '.join(wrong)} of {SCHEMA!r}, or they are of another type")
     return row

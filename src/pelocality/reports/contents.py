@@ -1,10 +1,8 @@
-"""What a report holds: plain numbers, sentences and the code behind them; nothing of how they are drawn."""
+"""What a part of a report holds: plain numbers, sentences and the code behind them; nothing of how they are drawn."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -68,61 +66,6 @@ class Part:
     reason: str = ""
     key: str = ""
     title: str = ""
-
-
-@dataclass(frozen=True)
-class Report:
-    """All parts of a report on a model, and their source.
-
-    Attributes:
-        name: The name of the model.
-        parts: The parts, in the order of the page. A part that the model does not support has a ``reason``.
-        facts: What the model is: class, type, layers, heads, parameters.
-        source: Versions, settings and the commands that make the same report.
-    """
-
-    name: str
-    parts: Sequence[Part]
-    facts: Mapping[str, Any]
-    source: Mapping[str, Any]
-
-    def __getitem__(self, key: str) -> Part:
-        """Return the part of this key.
-
-        Raises:
-            KeyError: There is none.
-        """
-        for part in self.parts:
-            if part.key == key:
-                return part
-        raise KeyError(f"a report has the parts {', '.join(part.key for part in self.parts)}, got {key!r}")
-
-    def to_json(self) -> str:
-        """Return the report as JSON: every number of the page."""
-        return json.dumps(plain(asdict(self)), allow_nan=False, ensure_ascii=False)
-
-    def to_html(self) -> str:
-        """Return the report as one HTML page that loads nothing.
-
-        Raises:
-            ImportError: Plotly is not installed.
-        """
-        from pelocality.reports.page import report_page
-
-        return report_page(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write the page, or with a name that ends in ``.json`` the numbers.
-
-        Raises:
-            ImportError: Plotly is not installed.
-        """
-        Path(path).write_text(self.to_json() if str(path).endswith(".json") else self.to_html(), encoding="utf-8")
-
-    def __repr__(self) -> str:
-        missing = [part.key for part in self.parts if part.reason]
-        without = f", without {', '.join(missing)}" if missing else ""
-        return f"Report({self.name}: {len(self.parts) - len(missing)} parts{without})"
 
 
 def table_of(frame: pd.DataFrame) -> dict[str, Any]:

@@ -1,159 +1,136 @@
-"""Charts as plotly draws them: the only file that knows its JSON."""
+"""Charts as SVG, drawn by matplotlib; text and lines take the colours of the page that holds them."""
 
 import colorsys
-from collections.abc import Callable
-from itertools import cycle, repeat
+import io
+import math
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pelocality.plots import _axes as axes
 from pelocality.reports.contents import Chart
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
 _REST = "#9aa0a6"
-_DASHES = ("solid", "dash", "dot", "dashdot")
-_PATTERNS = ("", "/", "x", ".", "-", "\\", "+", "|")
-_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+_HATCHES = ("", "//", "xx", "..", "--", "\\\\", "++", "||")
+_SYMBOLS = "osDPX^*"
 _MOST_NAMES = 12  # in a legend; more that have an order get a colour bar
 _CLIPPED = 0.9  # share of numbers inside the range of a centred colour scale
+_WIDTH = 4.8  # inches
+_INK, _RULE = "#010203", "#040506"  # of page.mplstyle
 
 
-def figure(chart: Chart) -> dict[str, Any]:
-    """Return the ``data`` and ``layout`` of a chart; colours of text and grid are those of the page."""
-    data = _KINDS[chart.kind](chart)
-    named = any(isinstance(name, str) for name in chart.names)
-    rows = len(chart.names) if chart.kind == "grid" and named else 0
-    layout: dict[str, Any] = {
-        "title": {"text": chart.title, "font": {"size": 14}, "x": 0.02, "xanchor": "left"},
-        "xaxis": {"title": {"text": chart.x_title}, "automargin": True},
-        "yaxis": {"title": {"text": chart.y_title}, "automargin": True},
-        "margin": {"l": 50, "r": 10, "t": 40, "b": 45},
-        "height": min(max(18 * rows + 110, 340), 620),
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)"},
-        "showlegend": len(chart.names) > 1 and chart.kind != "grid" and not _has_colour_bar(chart),
-    }
-    if chart.kind == "grid":
-        layout["yaxis"]["autorange"] = "reversed"
-        if not named and chart.x == chart.names:  # a matrix, whose diagonal is one of 45 degrees
-            layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
-            layout["xaxis"]["constrain"] = "domain"
-        if named:
-            layout["yaxis"]["type"] = "category"
-    if chart.x and isinstance(chart.x[0], str):
-        layout["xaxis"]["type"] = "category"
-    elif chart.x_title == "layer" and len(chart.x) <= 16:
-        layout["xaxis"]["dtick"] = 1
-    if chart.kind == "bars":
-        layout["barmode"] = "stack"
-    return {"data": data, "layout": layout}
+def svg(chart: Chart) -> str:
+    """Return a chart as an SVG element for an HTML page."""
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    grid = chart.kind == "grid"
+    rows = len(chart.names) if grid and isinstance(chart.names[0], str) else 0
+    names = [] if grid or len(chart.names) == 1 or _has_colour_bar(chart) else list(map(axes.as_label, chart.names))
+    columns = max(1, int(_WIDTH / (0.06 * max(map(len, names), default=1) + 0.5)))
+    height = min(max(0.14 * rows + 1.2, 3.0), 5.6) + 0.17 * math.ceil(len(names) / columns)
+    with style.context(["default", str(Path(__file__).with_name("page.mplstyle"))]):  # whatever style a user has
+        fig = Figure((_WIDTH, height), layout="constrained")
+        _, ax = axes.figure_and_axes(fig.subplots(), (_WIDTH, height), axes.as_label(chart.title))
+        _DRAW[chart.kind](ax, chart)
+        ax.set(xlabel=chart.x_title, ylabel=chart.y_title)
+        if names:
+            fig.legend(loc="outside lower center", ncols=columns)
+        file = io.StringIO()
+        fig.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    drawn = file.getvalue()
+    return drawn[drawn.index("<svg") :].replace(_INK, "currentColor").replace(_RULE, "var(--rule)")
 
 
-def _grid(chart: Chart) -> list[dict[str, Any]]:
-    trace: dict[str, Any] = {
-        "type": "heatmap",
-        "x": chart.x,
-        "y": chart.names,
-        "z": chart.values,
-        "colorscale": "Cividis" if chart.centred else "Viridis",
-        "hovertemplate": f"{chart.y_title} %{{y}}, {chart.x_title} %{{x}}: %{{z:.3f}}<extra></extra>",
-        "colorbar": {"thickness": 12, "outlinewidth": 0},
-    }
-    if chart.centred:
-        sizes = sorted(abs(value) for row in chart.values for value in row if value is not None)
-        end = sizes[int(_CLIPPED * (len(sizes) - 1))] if sizes else 1
-        trace |= {"zmin": -end, "zmax": end}
-        if sizes and sizes[-1] > end:
-            trace["colorbar"] |= {"tickvals": [-end, 0, end], "ticktext": [f"≤ {-end:.2g}", "0", f"≥ {end:.2g}"]}
-    return [trace]
+def _draw_grid(ax: Any, chart: Chart) -> None:
+    """Draw a matrix of colours, with numbers in the cells of named rows and columns where there is room."""
+    values = np.array(chart.values, dtype=float)
+    options: dict[str, Any] = {"cmap": "viridis", "aspect": "auto"}
+    sizes = np.abs(values[np.isfinite(values)])
+    if chart.centred and sizes.size:
+        end = float(np.quantile(sizes, _CLIPPED, method="lower"))
+        options |= {"cmap": "cividis", "vmin": -end, "vmax": end}
+    named = [isinstance(names[0], str) for names in (chart.x, chart.names)]
+    if chart.x == chart.names and not any(named):  # a matrix, whose diagonal is one of 45 degrees
+        options["aspect"] = "equal"
+    if not named[0]:
+        options["extent"] = (chart.x[0] - 0.5, chart.x[-1] + 0.5, len(values) - 0.5, -0.5)
+    bar = axes.draw_image(ax, values, "", **options)
+    if chart.centred and sizes.size and sizes.max() > end:
+        bar.set_ticks([-end, 0, end], labels=[f"≤ {-end:.2g}", "0", f"≥ {end:.2g}"])
+    width, height = axes.size_in_inches(ax)
+    if all(named):
+        axes.draw_numbers(ax, values, least=6)
+    if named[0]:
+        ax.set_xticks(*axes.ticks_that_fit(chart.x, width, 0.08 * max(map(len, chart.x)) + 0.1))
+    if named[1]:
+        ax.set_yticks(*axes.ticks_that_fit(chart.names, height))
 
 
-def _lines(chart: Chart) -> list[dict[str, Any]]:
-    places = chart.x if chart.x and isinstance(chart.x[0], list) else repeat(chart.x)
-    styles = zip(_colours(chart), cycle(_DASHES))
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines+markers" if len(x) <= 40 else "lines",
-            "name": name,
-            "x": x,
-            "y": values,
-            "line": {"color": colour, "dash": dash, "width": 1.8},
-            "marker": {"size": 5},
-            "hovertemplate": f"{name}, {chart.x_title} %{{x}}: %{{y:.3f}}<extra></extra>",
-        }
-        for name, x, values, (colour, dash) in zip(chart.names, places, chart.values, styles, strict=False)
-    ] + _colour_bar(chart)
+def _draw_lines(ax: Any, chart: Chart) -> None:
+    """Draw a line for each name."""
+    several = chart.x and isinstance(chart.x[0], list)
+    places = chart.x if several else [chart.x] * len(chart.names)
+    lines = zip(chart.names, places, chart.values, _colours(chart), axes.line_styles(), strict=False)
+    for name, x, y, colour, style in lines:
+        options = style | {"marker": style["marker"] if len(x) <= 40 else "", "markersize": 3.5, "linewidth": 1.4}
+        ax.plot(x, np.array(y, dtype=float), color=colour, label=axes.as_label(name), **options)
+    ax.grid(visible=True)
+    ax.locator_params(axis="x", integer=not several, min_n_ticks=1)
+    _add_colour_bar(ax, chart)
 
 
-def _bars(chart: Chart) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "bar",
-            "name": name,
-            "x": chart.x,
-            "y": values,
-            "marker": {"color": colour, "pattern": {"shape": pattern, "solidity": 0.3}},
-            "hovertemplate": f"{name}: %{{y:.3~f}}<extra></extra>",
-        }
-        for name, values, colour, pattern in zip(chart.names, chart.values, _colours(chart), cycle(_PATTERNS))
-    ]
+def _draw_bars(ax: Any, chart: Chart) -> None:
+    """Draw bars on top of each other, or side by side with their numbers."""
+    number, places, stacked = len(chart.names), np.arange(len(chart.x)), chart.kind == "bars"
+    width = 0.8 / (1 if stacked else number)
+    bottom = np.zeros(len(places))
+    for k, (name, values, colour, hatch) in enumerate(zip(chart.names, chart.values, _colours(chart), cycle(_HATCHES))):
+        heights, shift = np.nan_to_num(np.array(values, dtype=float)), 0 if stacked else width * (k - (number - 1) / 2)
+        style = {"color": colour, "hatch": hatch, "edgecolor": _RULE, "linewidth": 0, "label": axes.as_label(name)}
+        bars = ax.bar(places + shift, heights, width, bottom=bottom, **style)
+        if stacked:
+            bottom = bottom + heights
+        else:
+            ax.bar_label(bars, fmt="%.2f", fontsize=8)
+    labels = [str(x) for x in chart.x]
+    ax.set_xticks(*axes.ticks_that_fit(labels, axes.size_in_inches(ax)[0], 0.08 * max(map(len, labels)) + 0.1))
 
 
-def _points(chart: Chart) -> list[dict[str, Any]]:
-    styles = zip(_colours(chart), cycle(_SYMBOLS))
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": x,
-            "y": y,
-            "text": text,
-            "marker": {"color": colour, "symbol": symbol, "size": 8, "opacity": 0.85},
-            "hovertemplate": "%{text}<br>%{x:.3f}, %{y:.3f}<extra></extra>",
-        }
-        for name, x, y, text, (colour, symbol) in zip(
-            chart.names, chart.x, chart.values, chart.labels, styles, strict=False
-        )
-    ] + _colour_bar(chart)
+def _draw_points(ax: Any, chart: Chart) -> None:
+    """Draw points, with a symbol and a colour for each name."""
+    for name, x, y, colour, symbol in zip(chart.names, chart.x, chart.values, _colours(chart), cycle(_SYMBOLS)):
+        x, y = np.array(x, dtype=float), np.array(y, dtype=float)
+        ax.scatter(x, y, s=22, color=colour, marker=symbol, alpha=0.85, linewidth=0, label=axes.as_label(name))
+    ax.grid(visible=True)
+    _add_colour_bar(ax, chart)
 
 
-_KINDS: dict[str, Callable[[Chart], list[dict[str, Any]]]] = {
-    "grid": _grid,
-    "lines": _lines,
-    "bars": _bars,
-    "groups": _bars,
-    "points": _points,
-}
+_DRAW = {"grid": _draw_grid, "lines": _draw_lines, "bars": _draw_bars, "groups": _draw_bars, "points": _draw_points}
 
 
 def _has_colour_bar(chart: Chart) -> bool:
     return chart.ordered and len(chart.names) > _MOST_NAMES
 
 
-def _colour_bar(chart: Chart) -> list[dict[str, Any]]:
-    """Return a trace without points that shows which colour is which of many names."""
-    if not _has_colour_bar(chart):
-        return []
-    colours = _colours(chart)
-    scale = [[place / (len(colours) - 1), colour] for place, colour in enumerate(colours)]
-    bar = {"thickness": 12, "outlinewidth": 0, "title": {"text": chart.names[0].split()[0]}}
-    marker = {
-        "color": [0],
-        "cmin": 0,
-        "cmax": len(colours) - 1,
-        "colorscale": scale,
-        "showscale": True,
-        "colorbar": bar,
-    }
-    return [{"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker, "hoverinfo": "skip"}]
+def _add_colour_bar(ax: Any, chart: Chart) -> None:
+    """Show which colour is which of many names that have an order."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    if _has_colour_bar(chart):
+        colours = ScalarMappable(Normalize(0, len(chart.names) - 1), ListedColormap(_colours(chart)))
+        ax.figure.colorbar(colours, ax=ax, label=chart.names[0].split()[0], fraction=0.046, pad=0.03)
 
 
 def _colours(chart: Chart) -> list[str]:
     """Return a colour for each name that is readable on white and on black; if names have an order, blue to red."""
     number = len(chart.names)
     if not chart.ordered:
-        return [_REST if chart.names[place] == "other" else _COLOURS[place % len(_COLOURS)] for place in range(number)]
+        return [_REST if name == "other" else _COLOURS[place % len(_COLOURS)] for place, name in enumerate(chart.names)]
     hues = [0.64 * (1 - place / max(number - 1, 1)) for place in range(number)]
     rgb = [colorsys.hls_to_rgb(hue, 0.5, 0.65) for hue in hues]
     return ["#" + "".join(f"{round(255 * each):02x}" for each in colour) for colour in rgb]

@@ -11,8 +11,6 @@ from pelocality.reports._by_head import away, by_layer, head_grid, how_many, lar
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.subject import Subject, supported
 
-_METHODS = {"texts": "of the mean content of the texts"}
-
 
 def positions(subject: Subject) -> Part:
     """Return which positions the model runs, as declared and as measured."""
@@ -48,20 +46,20 @@ def heads(subject: Subject) -> Part:
     values = {name: result.per_sample[name].mean(0) for name in names}
     main = values[names[0]]
     layer, head = largest(main)
-    found = f"Most local: {place_of(result, layer, head)}, {float(main[layer, head]):.2f}"
+    notable = f"Most local: {place_of(result, layer, head)}, {float(main[layer, head]):.2f}"
     if result.positions is None:
-        found += f", mostly {towards(peak_distance(result.attention[layer, head]))}"
-    found += f"; the mean over heads is {float(main.mean()):.2f}"
+        notable += f", mostly {towards(peak_distance(result.attention[layer, head]))}"
+    notable += f"; the mean over heads is {float(main.mean()):.2f}"
     if not causal and "symmetry" in values:
         both = (values["symmetry"] > 0.8) & (values["relative_asymmetry"] > 0.8)
         if bool(both.any()):
-            found += (
+            notable += (
                 f". {how_many(both).capitalize()} have a published symmetry above 0.8 "
                 "although their relative asymmetry is above 0.8 too"
             )
     else:
         near = main > 0.5
-        found += f", and {how_many(near)} are above 0.5"
+        notable += f", and {how_many(near)} are above 0.5"
     return Part(
         "Each cell is a head, whose attention to one repeated word depends on position alone. "
         + (
@@ -71,7 +69,7 @@ def heads(subject: Subject) -> Part:
             else "Locality is 1 for attention to oneself and smaller the further a head attends; relative asymmetry is "
             "0 for balanced attention and 1 for attention to one side; the published symmetry is high for a sink too."
         ),
-        found + ".",
+        notable + ".",
         f"{subject.repeated_code}.to_frame()",
         table_of(frame),
         tuple(head_grid(result.layers, each, name.replace("_", " ")) for name, each in values.items()),
@@ -94,31 +92,23 @@ def profiles(subject: Subject) -> Part:
     place, head = largest(result.per_sample["past_locality" if result.source.causal else "locality"].mean(0))
     peaks = [peak_distance(each) for each in result.attention.mean(1)]
     own = [name for name, peak in zip(names, peaks, strict=True) if peak == 0]
-    found = (
+    notable = (
         f"{names[int(near.argmax())]} has the most weight within 8 tokens ({float(near.max()):.2f}), "
         f"{names[int(near.argmin())]} the least ({float(near.min()):.2f}); "
         f"{len(own) or 'none'} of {len(names)} layers attend most to the token itself"
     )
     frame = pd.DataFrame(curves.T.tolist(), columns=names)
     frame.insert(0, "distance", distances)
-    matrix = result.attention[place, head]
+    matrix, title = result.attention[place, head], f"{place_of(result, place, head)}: its matrix"
     return Part(
         "The line of a layer is its mean attention to the token so many places to the left (below 0) or right, without "
         "the first token; far distances rest on few pairs. The matrix is that of the most local head.",
-        found[0].upper() + found[1:] + ".",
+        notable[0].upper() + notable[1:] + ".",
         f"distance_profile({subject.repeated_code}, without_first=1).mean(1)",
         table_of(frame),
         (
             Chart("lines", "mean over heads", "distance (tokens)", "attention", distances, curves, names, ordered=True),
-            Chart(
-                "grid",
-                f"{place_of(result, place, head)}: its matrix",
-                "key (position)",
-                "query (position)",
-                list(range(n)),
-                matrix,
-                list(range(n)),
-            ),
+            Chart("grid", title, "key (position)", "query (position)", list(range(n)), matrix, list(range(n))),
         ),
     )
 
@@ -142,11 +132,11 @@ def kernels(subject: Subject) -> Part:
     layer, head = largest(span)
     peak = distances[int(logits[layer, head].argmax())]
     names = [f"{one}.{two}" for one in result.layers for two in range(logits.shape[1])]
-    frame = pd.DataFrame({"head": names, "span_(nats)": span.flatten().tolist()})
-    frame["largest_at_distance"] = [distances[k] for k in logits.flatten(0, 1).argmax(-1).tolist()]
-    weights = measure_relative(logits.flatten(0, 1)) if not result.causal else None
-    if weights is not None:
-        frame["locality_of_its_softmax"] = weights.locality.tolist()
+    largest_at = [distances[k] for k in logits.flatten(0, 1).argmax(-1).tolist()]
+    frame = pd.DataFrame({"head": names, "span_(nats)": span.flatten().tolist(), "largest_at_distance": largest_at})
+    if not result.causal:
+        frame["locality_of_its_softmax"] = measure_relative(logits.flatten(0, 1)).locality.tolist()
+    title = "logits, of the mean content of the texts" if result.method == "texts" else f"logits, {result.method}"
     return Part(
         "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
         "key at this distance than on average, in nats"
@@ -158,14 +148,7 @@ def kernels(subject: Subject) -> Part:
         table_of(frame),
         (
             Chart(
-                "grid",
-                f"logits, {_METHODS.get(result.method, result.method)}",
-                "distance (tokens)",
-                "layer.head",
-                distances,
-                logits.flatten(0, 1),
-                names,
-                centred=True,
+                "grid", title, "distance (tokens)", "layer.head", distances, logits.flatten(0, 1), names, centred=True
             ),
         ),
     )
@@ -191,16 +174,6 @@ def bands(subject: Subject) -> Part:
         f"({float(fast[layer, head]):.0%}).",
         f"rotary_bands(model, tokenizer, texts, without_first={subject.first}).use.mean(1)",
         table_of(shares),
-        (
-            Chart(
-                "grid",
-                "share of use",
-                "wavelength (tokens)",
-                "layer",
-                labels,
-                use.mean(1),
-                names,
-            ),
-        ),
+        (Chart("grid", "share of use", "wavelength (tokens)", "layer", labels, use.mean(1), names),),
         {"slow rotations": share.mean(1).tolist()},
     )

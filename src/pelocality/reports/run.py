@@ -15,9 +15,11 @@ from tqdm import tqdm
 import pelocality
 from pelocality._checks import count
 from pelocality.models import SequenceModel
-from pelocality.reports.contents import Part, Report, plain
+from pelocality.plots._axes import require_matplotlib
+from pelocality.reports.contents import Part, plain
 from pelocality.reports.inputs import default_texts, load_model
 from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
+from pelocality.reports.result import Report
 from pelocality.reports.subject import Subject
 from pelocality.reports.text_parts import classes, depth, order, share, sinks
 
@@ -52,10 +54,9 @@ def report(
 ) -> Report:
     """Return all measurements of a model, as plain numbers and as one HTML page.
 
-    Each part has figures that can be zoomed, a sentence on how to read them, a sentence on what is notable, the numbers
-    as a table, and the line of code that makes them. The sentence on what is notable is computed from the numbers. If
-    the model does not support a part, the part holds the reason. The page is one file that loads nothing, and opens
-    offline.
+    Each part has figures, a sentence on how to read them, a sentence on what is notable, the numbers as a table, and
+    the line of code that makes them. The sentence on what is notable is computed from the numbers. If the model does
+    not support a part, the part holds the reason. The page is one file that loads nothing, and opens offline.
 
     The numbers are from few words and texts, as a first look. Intervals in the tables are over these words and texts.
 
@@ -79,7 +80,7 @@ def report(
         ValueError: A length, a number of words or a seed below what can be measured, a length beyond the positions of
             the model, or a model that supports no part.
         OSError: There is no model of this name, or the folder of ``path`` does not exist.
-        ImportError: Plotly is not installed, and a page is to be written.
+        ImportError: Matplotlib is not installed, and a page is to be written.
 
     Examples:
         >>> from transformers import BertConfig, BertModel
@@ -97,39 +98,36 @@ def report(
     if path is not None and not Path(path).parent.is_dir():
         raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
     if path is not None and not str(path).endswith(".json"):
-        from pelocality.reports.page import plotly_script
-
-        plotly_script()  # before the model runs
-    given = str(model) if isinstance(model, str | Path) else ""
+        require_matplotlib()  # before the model runs
+    name = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
         model, its_tokenizer = load_model(model)
         tokenizer = its_tokenizer if tokenizer is None else tokenizer
-    known = SequenceModel.of(model)
-    lines, batches = _texts(texts)
+    measured = SequenceModel.of(model)
+    lines, batches = _strings_or_batches(texts)
     if length is not None:
-        known.check_length(length)
-    most = known.longest
-    n = length or min(_LENGTH, most - 4 if most else _LENGTH)
-    subject = Subject(known, tokenizer, lines, batches, n, words, seed)
+        measured.check_length(length)
+    n = length or min(_LENGTH, measured.longest - 4 if measured.longest else _LENGTH)
+    subject = Subject(measured, tokenizer, lines, batches, n, words, seed)
     parts = []
     start = time.monotonic()
     bar = tqdm(PARTS.items(), desc="report", unit="part", disable=not progress)
     for key, (title, make) in bar:
         bar.set_postfix_str(key)
-        parts.append(replace(_part(key, make, subject), key=key, title=title))
+        parts.append(replace(_part_or_reason(key, make, subject), key=key, title=title))
     if all(part.reason for part in parts):
         raise ValueError(f"model supports no part of a report; the first reason: {parts[0].reason}")
-    command = f"pelocality report {given or 'MODEL'} --length {n} --words {words} --seed {seed}"
+    command = f"pelocality report {name or 'MODEL'} --length {n} --words {words} --seed {seed}"
     result = Report(
-        name=Path(given).stem if given.endswith(".gguf") else known.name,
+        name=Path(name).stem if name.endswith(".gguf") else measured.name,
         parts=tuple(parts),
-        facts=_facts(subject, parts),
+        facts=_facts_of(subject, parts),
         source={
             "command": command + (" --text FILE" if texts is not None else ""),
-            "python": _python(given, subject),
+            "python": _lines_before(name, subject),
             "texts": "a story written for this library" if texts is None else "given by the caller",
             "settings": {"length": n, "words": words, "seed": seed},
-            "versions": {"pelocality": pelocality.__version__, **{name: version(name) for name in _VERSIONS}},
+            "versions": {"pelocality": pelocality.__version__, **{library: version(library) for library in _VERSIONS}},
             "seconds": round(time.monotonic() - start, 1),
         },
     )
@@ -138,7 +136,7 @@ def report(
     return result
 
 
-def _part(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
+def _part_or_reason(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
     """Return a part with plain numbers, or with the library's reason why the model does not support it."""
     try:
         part = make(subject)
@@ -150,17 +148,17 @@ def _part(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
     return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
 
 
-def _texts(texts: Iterable[Any] | None) -> tuple[list[str] | None, list[Any] | None]:
+def _strings_or_batches(texts: Iterable[Any] | None) -> tuple[list[str] | None, list[Any] | None]:
     """Return texts as strings or as batches."""
     if isinstance(texts, str):
         raise TypeError("texts must be a list of texts, got str; put one text in a list")
-    given = default_texts() if texts is None else list(texts)
-    if not given:
+    items = default_texts() if texts is None else list(texts)
+    if not items:
         raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-    return (given, None) if all(isinstance(text, str) for text in given) else (None, given)
+    return (items, None) if all(isinstance(item, str) for item in items) else (None, items)
 
 
-def _facts(subject: Subject, parts: list[Part]) -> dict[str, Any]:
+def _facts_of(subject: Subject, parts: list[Part]) -> dict[str, Any]:
     """Return what the model is."""
     model = subject.model
     config = model.config.get_text_config() if model.config is not None else None
@@ -180,9 +178,9 @@ def _facts(subject: Subject, parts: list[Part]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
-def _python(given: str, subject: Subject) -> list[str]:
+def _lines_before(name: str, subject: Subject) -> list[str]:
     """Return the lines before the code of the parts."""
-    model = f'model, tokenizer = load_model("{given}")' if given else "model, tokenizer = ...  # as passed to report"
+    model = f'model, tokenizer = load_model("{name}")' if name else "model, tokenizer = ...  # as passed to report"
     length = subject.length + (subject.first if "trial" in vars(subject) else 0)
     texts = ["texts = ...  # as passed to report"]
     if subject.batches is None:

@@ -86,7 +86,7 @@ class Subject:
 
     @property
     def _text_options(self) -> dict[str, Any]:
-        # the positions of texts that are measured include the special tokens around them
+        # The positions of texts that are measured include the special tokens around them.
         return {"without_first": self.first, "length": self.length + self.first + 2}
 
     @cached_property
@@ -108,8 +108,8 @@ class Subject:
     @property
     def classes_code(self) -> str:
         """The line that makes `classes`."""
-        given = "tokenizer, texts" if supported(lambda: self.texts) else "tokenizer"
-        return f"head_classes(model, {given}, {_as_code(self._class_options)})"
+        arguments = "tokenizer, texts" if supported(lambda: self.texts) else "tokenizer"
+        return f"head_classes(model, {arguments}, {_as_code(self._class_options)})"
 
     @property
     def _class_options(self) -> dict[str, Any]:

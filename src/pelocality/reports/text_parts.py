@@ -9,7 +9,17 @@ from torch import Tensor
 from pelocality.encodings import NoEncoding
 from pelocality.metrics import direction_balance, sink_rate
 from pelocality.models import attach, influence, rollout
-from pelocality.reports._by_head import by_layer, head_frame, head_grid, how_many, largest, own_share, place_of, ranks
+from pelocality.reports._by_head import (
+    by_layer,
+    head_frame,
+    head_grid,
+    head_points,
+    how_many,
+    largest,
+    own_share,
+    place_of,
+    ranks,
+)
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.inputs import order_pairs, text_batches
 from pelocality.reports.subject import Subject, supported
@@ -64,17 +74,7 @@ def share(subject: Subject) -> Part:
         table_of(head_frame(result.layers, **columns)),
         (
             head_grid(result.layers, values, "position share"),
-            Chart(
-                "points",
-                f"{title} by head",
-                "on one repeated word",
-                "on text",
-                one,
-                two,
-                [f"layer {each}" for each in result.layers],
-                ordered=True,
-                labels=[[f"layer {each} head {h}" for h in range(one.shape[1])] for each in result.layers],
-            ),
+            head_points(result.layers, one, two, f"{title} by head", "on one repeated word", "on text"),
         ),
         by_layer(result, "text") | {"position share": values.nanmean(1).tolist()},
         result.notes,
@@ -87,15 +87,10 @@ def classes(subject: Subject) -> Part:
     named = result.classes()
     counts = result.to_frame("layer").iloc[: len(result.layers)]
     kinds = [name for name in dict.fromkeys(each for row in named for each in row) if name != "other"] + ["other"]
-    total = {name: sum(row.count(name) for row in named) for name in kinds}
-    first = next(
-        (
-            f"; the first induction head is in layer {layer}"
-            for layer, row in zip(result.layers, named, strict=True)
-            if "induction" in row
-        ),
-        "; none is an induction head",
-    )
+    by_class = {name: [row.count(name) for row in named] for name in kinds}
+    total = {name: sum(numbers) for name, numbers in by_class.items()}
+    induction = [layer for layer, row in zip(result.layers, named, strict=True) if "induction" in row]
+    first = f"the first induction head is in layer {induction[0]}" if induction else "none is an induction head"
     most = ", ".join(f"{number} {name}" for name, number in sorted(total.items(), key=lambda each: -each[1]) if number)
     positional, symbolic = (result.scores[name].double() for name in ("positional", "symbolic"))
     states = result.position_share.tolist()
@@ -103,36 +98,15 @@ def classes(subject: Subject) -> Part:
         "Bars count the heads of each class: the largest of a head's scores, less its control, if at least 0.4. "
         "Points show whether attention stays at its place (positional) or follows the tokens (symbolic) when the other "
         "tokens are permuted.",
-        f"Of {sum(total.values())} heads: {most}{first}. In {how_many(positional > symbolic)} attention stays at its "
+        f"Of {sum(total.values())} heads: {most}; {first}. In {how_many(positional > symbolic)} attention stays at its "
         "place rather than following the tokens.",
         f"{subject.classes_code}.to_frame()",
         table_of(result.to_frame()),
         (
-            Chart(
-                "bars",
-                "classes by layer",
-                "layer",
-                "heads",
-                list(result.layers),
-                [[row.count(name) for row in named] for name in kinds],
-                kinds,
-            ),
-            Chart(
-                "points",
-                "tokens permuted",
-                "positional",
-                "symbolic",
-                positional,
-                symbolic,
-                [f"layer {layer}" for layer in result.layers],
-                ordered=True,
-                labels=[
-                    [f"layer {layer} head {h}: {name}" for h, name in enumerate(row)]
-                    for layer, row in zip(result.layers, named, strict=True)
-                ],
-            ),
+            Chart("bars", "classes by layer", "layer", "heads", list(result.layers), list(by_class.values()), kinds),
+            head_points(result.layers, positional, symbolic, "tokens permuted", "positional", "symbolic", named),
         ),
-        {f"heads: {name}": [row.count(name) for row in named] for name in kinds}
+        {f"heads: {name}": numbers for name, numbers in by_class.items()}
         | {"position in states": states[1:] if len(states) == len(counts) + 1 else states},
         result.notes,
     )
@@ -142,7 +116,7 @@ def depth(subject: Subject) -> Part:
     """Return influence and rollout over the layers."""
     columns: dict[str, list[float]] = {}
     codes: list[str] = []
-    why = ""
+    caution = ""
     layers: tuple[int, ...] = ()
     try:
         on_text = supported(lambda: subject.on_text)
@@ -151,10 +125,10 @@ def depth(subject: Subject) -> Part:
         codes.append(f"rollout({subject.on_text_code if on_text else subject.repeated_code})")
         columns |= {"rollout_own": own_share(attention), "rollout_first": sink_rate(attention).mean(1).tolist()}
     except ValueError as error:
-        why = str(error)
+        caution = str(error)
     short = min(SHORT, subject.length)
     options: dict[str, Any] = {"directions": 1, "seed": subject.seed, "progress": False}
-    found = ""
+    notable = ""
     try:
         if subject.lines is not None and subject.tokenizer is not None:
             texts = text_batches(subject.lines, subject.tokenizer, short, FEW)
@@ -172,40 +146,30 @@ def depth(subject: Subject) -> Part:
         if layers and len(result.layers) != len(layers):
             columns = {}  # a row per layer: influence has all, rollout those with attention
         layers, columns = result.layers, columns | more
-        found = f"After the last layer {own[-1]:.0%} of the influence on a token is still its own"
-        found += f", from {own[0]:.0%} after the first"
+        notable = f"After the last layer {own[-1]:.0%} of the influence on a token is still its own"
+        notable += f", from {own[0]:.0%} after the first"
         if balance and not result.source.causal:
             side = "later" if balance[-1] > 0 else "earlier"
-            found += f"; of the rest, {side} tokens have more (balance {balance[-1]:+.2f})"
+            notable += f"; of the rest, {side} tokens have more (balance {balance[-1]:+.2f})"
     except ValueError as error:
         if not columns:
             raise
-        why = str(error)
+        caution = str(error)
     if "rollout_first" in columns:
         alone = f"by rollout, which knows attention alone, a token's own share is {columns['rollout_own'][-1]:.0%}"
-        found = f"{found}; {alone}" if found else alone[0].upper() + alone[1:]
-    frame = pd.DataFrame(columns)
-    frame.insert(0, "layer", layers)
+        notable = f"{notable}; {alone}" if notable else alone[0].upper() + alone[1:]
+    frame = pd.DataFrame({"layer": layers, **columns})
+    shares = {name.replace("_", ": "): each for name, each in columns.items() if "balance" not in name}
     return Part(
         "Influence is how much the hidden state behind a layer depends on each token's embedding, by derivatives; "
         "rollout multiplies the attention of the layers, half of each a residual connection. Own is a token's share "
         "of itself, first that of the first token.",
-        found + ".",
+        notable + ".",
         "; ".join(codes),
         table_of(frame),
-        (
-            Chart(
-                "lines",
-                "share by depth",
-                "layer",
-                "share",
-                list(layers),
-                [each for name, each in columns.items() if "balance" not in name],
-                [name.replace("_", ": ") for name in columns if "balance" not in name],
-            ),
-        ),
+        (Chart("lines", "share by depth", "layer", "share", list(layers), list(shares.values()), list(shares)),),
         {name.replace("_", " "): each for name, each in columns.items() if name.startswith("influence")},
-        (why,) if why else (),
+        (caution,) if caution else (),
     )
 
 
@@ -221,41 +185,30 @@ def order(subject: Subject) -> Part:
     def measure(model: str) -> None:
         for change, each in pairs.items():
             result = evaluate_minimal_pairs(subject.model.with_head, subject.tokenizer, each, progress=False)
-            frame = result.to_frame().iloc[0]
-            rows.append(
-                {"model": model, "change": change, **frame[["score", "n", "accuracy", "low", "high"]].to_dict()}
-            )
+            numbers = result.to_frame()[["score", "n", "accuracy", "low", "high"]].iloc[0].to_dict()
+            rows.append({"model": model, "change": change, **numbers})
 
     measure("as it is")
-    why = ""
+    caution = ""
     try:
         with attach(subject.model.with_head, NoEncoding()):
             measure("without positions")
     except ValueError as error:
-        why = f"There is no control without positions: {error}"
+        caution = f"There is no control without positions: {error}"
     accuracy = [row["accuracy"] for row in rows]
-    found = f"The likelihood prefers the original to a swap of neighbours in {accuracy[0]:.0%} of {rows[0]['n']} "
-    found += f"sentences and to a shuffle in {accuracy[1]:.0%}"
+    notable = f"The likelihood prefers the original to a swap of neighbours in {accuracy[0]:.0%} of {rows[0]['n']} "
+    notable += f"sentences and to a shuffle in {accuracy[1]:.0%}"
     if len(rows) > 2:
-        found += f"; without positions in {accuracy[2]:.0%} and {accuracy[3]:.0%}"
+        notable += f"; without positions in {accuracy[2]:.0%} and {accuracy[3]:.0%}"
     frame = pd.DataFrame(rows)
     kinds = list(dict.fromkeys(frame["model"]))
+    accuracies = [frame.loc[frame["model"] == kind, "accuracy"].tolist() for kind in kinds]
     return Part(
         "How often the model finds the original sentence more likely than the changed one; 50 % is chance. The control "
         "is the same line inside `with attach(model, NoEncoding()):`, which turns positions off.",
-        found + ".",
+        notable + ".",
         f"[evaluate_minimal_pairs(model, tokenizer, each) for each in order_pairs(lines, {subject.seed}).values()]",
         table_of(frame),
-        (
-            Chart(
-                "groups",
-                "originals preferred",
-                "",
-                "share of sentences",
-                list(pairs),
-                [frame.loc[frame["model"] == kind, "accuracy"].tolist() for kind in kinds],
-                kinds,
-            ),
-        ),
-        notes=(why,) if why else (),
+        (Chart("groups", "originals preferred", "", "share of sentences", list(pairs), accuracies, kinds),),
+        notes=(caution,) if caution else (),
     )
