@@ -70,7 +70,7 @@ MISTAKES = [
     ("no attention at all", lambda w: pl.locality(None), ValueError, "output_attentions"),
     ("an empty tuple of layers", lambda w: pl.locality([]), ValueError, "output_attentions"),
     ("attentions of sdpa", lambda w: pl.locality((None, None)), ValueError, "eager"),
-    ("an inverted mask", lambda w: pl.locality(A, mask=torch.tensor([[0] * 8 + [1] * 4, [0] * 12])), ValueError, "mask"),
+    ("an inverted mask", lambda w: pl.locality(A, mask=torch.tensor([[0] * 11 + [1], [0] * 12])), ValueError, "mask"),
     ("a causal mask", lambda w: pl.locality(A, mask=torch.ones(12, 12).tril()), ValueError, "mask"),
     ("lengths as a mask", lambda w: pl.locality(A, mask=[8, 12]), ValueError, "mask"),
     ("a grid as one number", lambda w: pl.locality(A[0, :1], positions=14), ValueError, "coordinates"),
