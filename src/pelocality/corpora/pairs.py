@@ -54,7 +54,7 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
         ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
-    is_table = isinstance(path, str | Path) and _suffix(path) in (".txt", ".tsv")
+    is_table = _suffix(path) in (".txt", ".tsv")
     return file_corpus(path, functools.partial(table_rows, tabs=True) if is_table else json_lines, _read_snli_row)
 
 
@@ -164,11 +164,10 @@ def read_pairs(
         wanted = "source must end in .jsonl, .tsv, .txt or .csv"
         raise ValueError(f"{wanted}, got {str(source)!r}; or pass the rows themselves")
     name = type(source).__name__
-    if isinstance(source, Mapping):
-        advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
-        raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
-    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator can be read only once
-        raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
+    # an iterator can be read only once
+    if isinstance(source, Mapping) or not isinstance(source, Iterable) or iter(source) is iter(source):
+        advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
+        raise TypeError(f"source must be a file, or rows that can be read again, got a {name}; {advice}")
     # iterating over a data frame yields its columns, not its rows
     rows: Any = source
     rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
@@ -312,7 +311,6 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         The sentence, whose ``text`` is the one given without white space at its ends.
 
     Raises:
-        TypeError: It is not a text.
         ValueError: ``language`` is not an ISO code.
 
     Examples:
@@ -321,8 +319,6 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         >>> plain_sentence("他来了。").words
         ('他来了', '。')
     """
-    if not isinstance(text, str):
-        raise TypeError(f"text must be a string, got {brief(text)}")
     pattern_text = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
     found = align([text[match.start() : match.end()] for match in _WORD.finditer(pattern_text)], text)
     words, spaces = found or ((), ())

@@ -50,7 +50,7 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
 
     Raises:
         FileNotFoundError: The file does not exist.
-        TypeError: ``words`` can be read only once, or holds something else than sentences.
+        TypeError: ``words`` can be read only once.
         ValueError: While reading, with file and line: a row has too few columns or an unknown cell, the words are
             withheld and ``words`` is None, or a sentence of ``words`` has no tags.
 
@@ -124,8 +124,6 @@ def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence 
 
 def _tags(sentence: Sentence) -> tuple[str, ...]:
     """Return the Penn Treebank tags of a sentence."""
-    if not isinstance(sentence, Sentence):
-        raise TypeError(f"words must hold sentences, as read_conllu makes them, got {type(sentence).__name__}")
     tags = sentence.constituents.tags if sentence.constituents else getattr(sentence.dependencies, "xpos", None)
     if tags is None:
         raise ValueError(f"words must have Penn Treebank tags, sentence {sentence.uid!r} has none; see read_conllu")

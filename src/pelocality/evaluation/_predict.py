@@ -76,29 +76,7 @@ class Classifier:
         if over:
             self.truncated.update(over)
             encoded = self.tokenizer(*columns, padding=False, truncation=True, max_length=self.limit)
-        for text, ids in zip(texts, encoded["input_ids"], strict=True):
-            if not ids:
-                given = ", ".join(map(repr, text))
-                raise ValueError(f"the texts of the probe must have tokens, {given} has none; remove such rows")
-        self._check_ends(texts, encoded["input_ids"])
         return encoded
-
-    def _check_ends(self, texts: Sequence[Texts], rows: Sequence[list[int]]) -> None:
-        """Refuse texts that an encoder-decoder, which reads the class off the last eos token, would not find."""
-        config = self.known.with_head.config
-        if not getattr(config, "is_encoder_decoder", False) or not isinstance(config.eos_token_id, int):
-            return
-        counts = [row.count(config.eos_token_id) for row in rows]
-        if 0 in counts:
-            name = type(self.tokenizer).__name__
-            raise ValueError(
-                f"tokenizer must end a text with the model's eos token, {config.eos_token_id}; {name} does not"
-            )
-        least = min(counts)
-        for text, number in zip(texts, counts, strict=True):
-            if number > least:
-                given = ", ".join(map(repr, text))
-                raise ValueError(f"the texts of the probe must not hold the eos token, {given} does; remove such rows")
 
     def _logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the logits (batch, classes) on the CPU."""
@@ -125,9 +103,6 @@ def _check_head(model: Any) -> None:
     if isinstance(model, PreTrainedModel) and any(name in names.values() for names in _WITHOUT_CLASSES):
         advice = "load it with AutoModelForSequenceClassification"
         raise ValueError(f"model must have a classification head, {name} has none; {advice}")
-    if hasattr(model, "encode") or hasattr(model, "predict"):  # a model of sentence-transformers
-        advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and label_names="
-        raise ValueError(f"model must accept the inputs of a transformers classifier, {name} does not; {advice}")
 
 
 class CallableClassifier:
@@ -144,27 +119,21 @@ class CallableClassifier:
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
         """Return the class of each text, in order; the probability is unknown."""
         found = self.function(*(list(column) for column in zip(*texts, strict=True)))
-        if isinstance(found, Mapping) or hasattr(found, "iterrows"):  # iteration would give the names of columns
-            raise TypeError(
-                f"model must return one label name for each text, or scores, got a {type(found).__name__}; "
-                "of a data frame of scores return .to_numpy(), and name its columns with label_names="
-            )
-        if not hasattr(found, "__len__") or len(found) != len(texts):
-            raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {brief(found)}")
+        advice = "of a data frame return .to_numpy(), of a pipeline [result['label'] for result in results]"
+        wanted = f"model must return a label name for each of {len(texts)} texts, or scores, got {brief(found)}; {advice}"
+        # iterating over a table would give the names of columns
+        is_table = isinstance(found, Mapping) or hasattr(found, "iterrows")
+        if is_table or not hasattr(found, "__len__") or len(found) != len(texts):
+            raise ValueError(wanted)
         if all(isinstance(name, str) for name in found):
             names = [normalised_label(name) for name in found]
             unknown = set(names) - self.known if self.known else set()
             if unknown:
-                raise ValueError(
-                    f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass label_names="
-                )
+                raise ValueError(f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass label_names=")
             return [(name, float("nan")) for name in names]
         scores = array_of(found)
         if scores.ndim != 2 or scores.dtype.kind not in "iuf":
-            raise TypeError(
-                f"model must return one label name for each text, or scores, got {brief(found)}; "
-                "of a pipeline's results, return [result['label'] for result in results]"
-            )
+            raise ValueError(wanted)
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need label_names= to name them, got {self.classes}")
         if not np.isfinite(scores.max(1)).all():

@@ -189,6 +189,4 @@ def _rows_of_batch(batch: Mapping[str, Any]) -> Iterator[list[int]]:
     masks = [None] * len(rows) if mask is None else [mask] if len(rows) and rows[0] is given else mask
     for row, real in zip(rows, masks, strict=True):
         ids = torch.as_tensor(row)
-        if ids.ndim != 1 or ids.is_floating_point():
-            raise TypeError(f"texts must hold input_ids of integers, (n,) or (batch, n), got {ids.dtype}")
         yield (ids if real is None else ids[torch.as_tensor(real).bool()]).tolist()

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -128,10 +129,9 @@ def paper_table(
     """
     check_confidence(confidence)
     metrics = {"symmetry": symmetry or {}, "locality": locality or {}}
-    _check_mappings({"models": models} | metrics)
-    _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
-    if not models:
-        raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
+    probes_of = list(models.values()) if isinstance(models, Mapping) else []
+    if not probes_of or not all(isinstance(probes, Mapping) and probes for probes in probes_of):
+        raise TypeError(f"models must be evaluations by name, {{model: {{probe: evaluation}}}}, got {brief(models)}")
     rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
     for column, (metric, given) in zip(METRICS, metrics.items(), strict=True):
         for model, value in given.items():
@@ -140,8 +140,6 @@ def paper_table(
             percent = 100 * number(f"{metric}[{model!r}]", value)
             rows.append({"part": 0, "model": model, "column": column, "value": percent, "runs": 1})
     for model, probes in models.items():
-        if not probes:
-            raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
         runs = {name: _runs(model, name, found) for name, found in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
             chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
@@ -156,13 +154,6 @@ def paper_table(
         if names.count(name) > 1:
             raise ValueError(f"models have a probe {name!r} that changes labels and one that keeps them; rename one")
     return PaperTable(pd.DataFrame(rows).drop(columns="part"), names)
-
-
-def _check_mappings(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are not dictionaries."""
-    for name, value in given.items():
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{name} must be a dictionary by name, got {type(value).__name__}")
 
 
 def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:

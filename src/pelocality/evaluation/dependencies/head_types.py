@@ -87,7 +87,7 @@ def compare_head_types(
         A `HeadTypes`.
 
     Raises:
-        TypeError: An accuracy that is not from ``dependency_accuracy``, or a share or a confidence that is not numeric.
+        TypeError: A share or a confidence that is not numeric.
         ValueError: A share of other layers, of another shape, or for fewer than 2 heads; too many heads, too few
             sentences, or a confidence outside (0, 1).
 
@@ -106,8 +106,6 @@ def compare_head_types(
         >>> types.positional.sum(), types.contextual.sum()
         (np.int64(24), np.int64(24))
     """
-    if not isinstance(accuracy, DependencyAccuracy):
-        raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
     check_unmasked("share", share)
     score = real_numbers("share", getattr(share, "share", share)).astype(float)
     layers = getattr(share, "layers", accuracy.layers)
@@ -153,8 +151,6 @@ def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bo
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
     half = len(known) // 2
-    if not half:
-        raise ValueError(f"share must be known for at least 2 heads, {len(known)} of {len(share)} are finite")
     size = count("heads", half if heads is None else heads, most=half)
     order = known[share[known].argsort(kind="stable")]
     positional, contextual = np.zeros((2, len(share)), dtype=bool)
