@@ -15,11 +15,9 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import IO, Any
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P)")
-_ARRAY = "the rows of a JSON array are read by read_pairs(json.load(file)), the other readers need an object a line"
 # NotImplementedError and RuntimeError: a zip archive needs another method or a password
 _UNREADABLE = (
     EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError,
@@ -39,10 +37,8 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                     raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
                 yield number, text
         except UnicodeDecodeError as error:
-            wrong, before = line[error.start], line[: error.start].decode()[-20:]
-            given = f"the byte 0x{wrong:02x} after {before!r}"
-            advice = "unpack an archive or a damaged file, and convert other encodings with iconv"
-            raise ValueError(f"{path}:{number}: must be UTF-8, got {given}; {advice}") from error
+            given = f"the byte 0x{line[error.start]:02x} after {line[: error.start].decode()[-20:]!r}"
+            raise ValueError(f"{path}:{number}: must be UTF-8, got {given}; convert it with iconv") from error
         except _UNREADABLE as error:
             raise ValueError(f"{path}:{number + 1}: the file cannot be read: {error}; unpack it first") from error
 
@@ -107,9 +103,9 @@ def json_object(line: str) -> Mapping[str, Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         wrong = str(error)
     if wrong:
-        advice = f"; {_ARRAY}" if line.lstrip().startswith("[") else ""
-        raise ValueError(f"expected one JSON object a line, got {brief(line)}: {wrong}{advice}")
-    if _SURROGATE.search(line):
+        advice = "read_pairs(json.load(file)) reads the rows of an array"
+        raise ValueError(f"expected one JSON object a line, got {brief(line)}: {wrong}; {advice}")
+    if "\\ud" in line.lower():
         json.dumps(found, ensure_ascii=False).encode()  # raises a ValueError for half of a surrogate pair
     return found
 

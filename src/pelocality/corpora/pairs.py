@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality._checks import are_names
+from pelocality._checks import are_names, check_choice
 from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
@@ -143,34 +143,27 @@ def read_pairs(
         >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
-    # a data frame may have a column of this name
-    features = getattr(source, "features", None)
+    features = getattr(source, "features", None)  # a data frame may have a column of this name
     declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
-    if label_names is None:
-        label_names = declared
     if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     _check_parser(parser)
-    names = None if label_names is None else list(label_names)  # [0] of a pandas series is the row with the index 0
+    names = declared if label_names is None else list(label_names)  # [0] of a series is the row with the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
     read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
     if isinstance(source, str | Path):
-        suffix = _suffix(source)
-        if suffix in (".jsonl", ".json"):
-            return file_corpus(source, json_lines, read)
-        if suffix in (".tsv", ".txt", ".csv"):
-            return file_corpus(source, functools.partial(table_rows, tabs=suffix != ".csv"), read)
-        wanted = "source must end in .jsonl, .tsv, .txt or .csv"
-        raise ValueError(f"{wanted}, got {str(source)!r}; or pass the rows themselves")
+        records = dict.fromkeys((".jsonl", ".json"), json_lines)
+        records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
+        check_choice("the end of source", _suffix(source), records)
+        return file_corpus(source, records[_suffix(source)], read)
     name = type(source).__name__
     # an iterator can be read only once
     if isinstance(source, Mapping) or not isinstance(source, Iterable) or iter(source) is iter(source):
         advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
         raise TypeError(f"source must be a file, or rows that can be read again, got a {name}; {advice}")
     # iterating over a data frame yields its columns, not its rows
-    rows: Any = source
-    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
+    rows = source.to_dict("records") if hasattr(source, "iterrows") else source
     return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
@@ -188,15 +181,13 @@ class _PairReader:
 
     def __call__(self, row: Any, where: str) -> Pair | Dropped:
         row = json_object(row) if isinstance(row, str) else row
-        if not isinstance(row, Mapping):
-            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # the row is a table itself
-            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
-        advice = "; name one with label=, None for pairs without labels"
+        if not isinstance(row, Mapping):  # a formatted dataset yields tables
+            raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
+        advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
         label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
         if self.label and label is None:
             return NO_GOLD_LABEL
-        names = {"premise": self.premise, "hypothesis": self.hypothesis}
-        texts = [field(row, name, str, "a text", f"; name one with {side}=") for side, name in names.items()]
+        texts = [field(row, name, str, "a text", advice) for name in (self.premise, self.hypothesis)]
         uid = identifier(row, self.uid) if self.uid else where
         first, second = parsed(self.parser or _plain, texts, self.language)
         return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
@@ -260,17 +251,16 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
-    shape = getattr(value, "shape", None)
-    if shape == ():  # a scalar of numpy or torch
+    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
-    text = str(value).strip()
+    text = str(int(value) if isinstance(value, bool) else value).strip()
     if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
     try:
-        number = -1.0 if shape else float(value)  # numpy 2.0 still takes an array of one number
-    except (TypeError, ValueError):
+        number = float(text)
+    except ValueError:
         number = -1.0
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")

@@ -285,12 +285,6 @@ class Sentence:
                 found.append((start, end))
         return tuple(found)
 
-    @functools.cached_property
-    def _places(self) -> list[int]:
-        """Where each word begins in the text, and where a word after the last would; without multiword tokens."""
-        lengths = (len(word) + len(space) for word, space in zip(self.words, self.spaces, strict=True))
-        return [0, *itertools.accumulate(lengths)]
-
     def surface(self, start: int, end: int) -> str:
         """Return some words as they are in the text.
 
@@ -301,11 +295,6 @@ class Sentence:
         Returns:
             The words with the spaces between them; a multiword token within is written as one token.
         """
-        if not self.multiword_tokens and start < end:
-            return self.text[self._places[start] : self._places[end - 1] + len(self.words[end - 1])]
-        return self._joined(start, end)
-
-    def _joined(self, start: int, end: int) -> str:
         pieces = []
         for _, last, form in surface_forms(self.words, self.multiword_tokens, start, end):
             pieces += [form, self.spaces[last - 1]]
@@ -314,7 +303,7 @@ class Sentence:
     @functools.cached_property
     def text(self) -> str:
         """The sentence as plain text."""
-        return self._joined(0, len(self.words))
+        return self.surface(0, len(self.words))
 
     @property
     def automatic(self) -> bool:

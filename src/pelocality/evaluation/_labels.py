@@ -26,9 +26,7 @@ def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"label_names must name the model's {len(configured)} classes, got {len(names)}: {names}")
     expected = [normalised_label(name) for name in configured]
     if sorted(expected) == sorted(names) and expected != names:
-        logger.warning(
-            "label_names= orders the classes %s, the model's config %s; label_names= is used", names, expected
-        )
+        logger.warning("label_names= orders the classes %s, the config %s; label_names= is used", names, expected)
     return names
 
 

@@ -81,16 +81,14 @@ class Classifier:
     def _logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the logits (batch, classes) on the CPU."""
         self.known.check_ids(inputs["input_ids"])
-        device, size = self.known.device, len(inputs["input_ids"])
-        outputs = self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
+        outputs = self.model(**{name: tensor.to(self.known.device) for name, tensor in inputs.items()})
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
-        if logits is None or logits.shape != (size, len(self.classes)):
-            got = None if logits is None else tuple(logits.shape)
-            wanted = f"{(size, len(self.classes))}, as AutoModelForSequenceClassification does"
-            raise ValueError(f"model must return logits {wanted}, {type(self.known.with_head).__name__} returned {got}")
+        wanted = (len(inputs["input_ids"]), len(self.classes))
+        if logits is None or logits.shape != wanted:
+            name = type(self.known.with_head).__name__
+            raise ValueError(f"{name} must return logits {wanted}, as AutoModelForSequenceClassification does")
         if not logits.amax(-1).isfinite().all():  # a class that cannot be predicted may have -inf
-            name = type(self.model).__name__
-            raise ValueError(f"{name} returned logits that are NaN or infinite; check its weights and precision")
+            raise ValueError("model returned logits that are NaN or infinite; check its weights and precision")
         return logits.cpu()
 
 
@@ -120,7 +118,7 @@ class CallableClassifier:
         """Return the class of each text, in order; the probability is unknown."""
         found = self.function(*(list(column) for column in zip(*texts, strict=True)))
         advice = "of a data frame return .to_numpy(), of a pipeline [result['label'] for result in results]"
-        wanted = f"model must return a label name for each of {len(texts)} texts, or scores, got {brief(found)}; {advice}"
+        wanted = f"model must return {len(texts)} label names, or scores of texts, got {brief(found)}; {advice}"
         # iterating over a table would give the names of columns
         is_table = isinstance(found, Mapping) or hasattr(found, "iterrows")
         if is_table or not hasattr(found, "__len__") or len(found) != len(texts):
@@ -129,7 +127,7 @@ class CallableClassifier:
             names = [normalised_label(name) for name in found]
             unknown = set(names) - self.known if self.known else set()
             if unknown:
-                raise ValueError(f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass label_names=")
+                raise ValueError(f"model predicted {unknown}, not among {sorted(self.known)}; pass label_names=")
             return [(name, float("nan")) for name in names]
         scores = array_of(found)
         if scores.ndim != 2 or scores.dtype.kind not in "iuf":

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import datasets
@@ -124,10 +125,9 @@ def _text_columns(probe: Any) -> tuple[str, ...]:
         raise ValueError("probe holds minimal pairs, which have no labels; use evaluate_minimal_pairs")
     texts = _TEXTS[0] if "premise" in probe.column_names else _TEXTS[1]
     missing = {f"{prefix}{name}" for prefix in _VERSIONS for name in texts} - set(probe.column_names)
-    if missing:
-        raise ValueError(f"probe must have premise and hypothesis, or sentence, and originals; no {sorted(missing)}")
-    if not len(probe):
-        raise ValueError("probe is empty; probe_info(probe).dropped has the reasons if pelocality.probes built it")
+    if missing or not len(probe):
+        advice = "probe_info(probe).dropped has the reasons of an empty probe"
+        raise ValueError(f"probe must have texts and originals, got {len(probe)} rows, no {sorted(missing)}; {advice}")
     return texts
 
 
@@ -165,7 +165,7 @@ def _normalised_labels(probe: datasets.Dataset, column: str) -> list[str | None]
     others = [value for value in values if value is not None and not isinstance(value, str)]
     if others:
         advice = f"probe.cast_column({column!r}, datasets.ClassLabel(names=[...]))"
-        raise ValueError(f"labels of the probe must be names, got {sorted(set(others))[:3]}; cast the column: {advice}")
+        raise ValueError(f"labels of the probe must be names, got {brief(others)}; cast the column: {advice}")
     return [None if value is None or value.strip() in MISSING_LABELS else normalised_label(value) for value in values]
 
 
@@ -178,8 +178,7 @@ def _predictions(
     unique = list(dict.fromkeys(itertools.chain(*versions)))
     check_texts("texts of the probe", itertools.chain(*unique))
     if len(texts) == 2 and not any(hypothesis.strip() for _, hypothesis in unique):
-        advice = "build the probe from sentences and add their labels as label and original_label"
-        raise ValueError(f"every hypothesis of the probe is empty, and the model would read two texts; {advice}")
+        raise ValueError("every hypothesis of the probe is empty; build the probe from sentences")
     part, predictions = part_of_process(unique), []
     with failing_together():
         for start in tqdm(range(0, len(part), _CHUNK), desc="evaluate", delay=3, disable=not progress):

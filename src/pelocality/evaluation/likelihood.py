@@ -134,9 +134,8 @@ def log_likelihood(
     texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
-        advice = "set tokenizer.bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
+        advice = "set its bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
         raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
-
     ids = [[first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
     lengths, check = [len(row) for row in ids], check_causal
 
@@ -173,8 +172,8 @@ def _log_likelihood(
             batch = [row_of(index) for index in chosen]
             number, ids, *_ = batch[0]
             if longest and len(ids) > longest:
-                where = f"sentences[{number}], {brief(texts[number])},"
-                raise ValueError(f"{where} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
+                text = brief(texts[number])
+                raise ValueError(f"{text} has {len(ids)} tokens, the model can read {longest}; remove or shorten it")
             if len(ids) > 1 and not checked:
                 check(known, tokenizer, ids)
                 checked = True
@@ -245,11 +244,9 @@ def check_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> No
     """Refuse a model whose earlier logits depend on the last token: it would see what it is to predict."""
     moved, epsilon = _moved_by_last_token(model, tokenizer, ids)
     if moved > max(ROUNDING, 2 * epsilon):
-        raise ValueError(
-            "model must attend to the left only, but another last token changes the earlier logits of "
-            f"{type(model.with_head).__name__} by {moved:.1g} of the largest; use pseudo_log_likelihood, or set "
-            "config.is_decoder=True where the model was trained as a decoder"
-        )
+        name = type(model.with_head).__name__
+        advice = "use pseudo_log_likelihood, or set config.is_decoder=True of a model that was trained as a decoder"
+        raise ValueError(f"model must attend to the left only, but {name} reads later tokens; {advice}")
 
 
 def _refuse_causal(model: SequenceModel, tokenizer: Any, ids: Sequence[int]) -> None:
@@ -277,9 +274,8 @@ def refuse_two_texts(model: Any) -> None:
     """Refuse a model that reads a text and writes another, such as T5, unless it has a masked model's head."""
     known = SequenceModel(model)
     if known.reads("decoder_input_ids", with_head=True) and not has_head(model, MASKED):
-        raise ValueError(
-            f"{type(known.with_head).__name__} has an encoder and a decoder, for which no score is defined"
-        )
+        name = type(known.with_head).__name__
+        raise ValueError(f"{name} has an encoder and a decoder, for which no score is defined")
 
 
 def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:

@@ -214,40 +214,36 @@ def bag_of_words(context: str, question: str, answers: Sequence[str]) -> list[in
 
 
 class _Likelihood:
-    """The log-likelihood of answers; of the last context, keys and values and the results of questions are kept."""
+    """The log-likelihood of answers; keys and values of the last context are kept, and the results of questions."""
 
     def __init__(self, model: SequenceModel, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.caches = model.reads("past_key_values", with_head=True) and not depend_on_length(model.module)
         few = model.reads("logits_to_keep", with_head=True)
         self.options: dict[str, Any] = {"logits_to_keep": 1} if few else {}
-        self.context: tuple[str | None, list[int], Any] = (None, [], None)
         self.proved = False
-        self.after: dict[str, Tensor] = {}  # by question: the log-likelihood of each token, (vocabulary,)
+        self.read = functools.lru_cache(maxsize=1)(self._read)
+        self.after = functools.lru_cache(maxsize=16)(self._after)  # questions about one context
 
     def __call__(self, context: str, question: str, answers: Sequence[str]) -> Tensor:
         """Return the log-likelihood of the first token of each answer, (answers,)."""
         first = [self._added(question, answer)[0] for answer in answers]
         if len(set(first)) < len(first):
             raise ValueError(f"the answers {answers} must begin with different tokens; build items with this tokenizer")
-        if self.context[0] != context:
-            self.context, self.after = (context, *self._read(context)), {}
-        if question not in self.after:
-            self.after[question] = self._after(question)
-        return self.after[question][first]
+        return self.after(context, question)[first]
 
-    def _after(self, question: str) -> Tensor:
-        """Return the log-likelihood of each token after a question about the last context, (vocabulary,)."""
-        context, ids, cache = self.context
-        added = self._added(context or "", question)
+    def _after(self, context: str, question: str) -> Tensor:
+        """Return the log-likelihood of each token after a question about a context, (vocabulary,)."""
+        ids, cache = self.read(context)
+        added = self._added(context, question)
         self.model.check_length(len(ids) + len(added) + 1)
         with self.model.inference():
             if not self.proved:
                 check_causal(self.model, self.tokenizer, [*ids, *added][-8:])
-            if cache is not None and not self.proved and not self._continues(ids, added, cache):
-                self.caches, cache = False, None
-                self.context = (context, ids, None)
-            self.proved = True
+                if cache is not None and not self._continues(ids, added, cache):
+                    self.caches, cache = False, None
+                    self.read.cache_clear()
+                self.proved = True
             if cache is None:
                 logits = self._run([*ids, *added], use_cache=False).logits
             else:

@@ -161,10 +161,8 @@ def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
         raise ValueError(f"models[{model!r}] calls a probe {name!r}, a reserved column; choose another name")
     runs = [*found] if isinstance(found, Iterable) else [found]
-    if not runs or not all(isinstance(run, Evaluation) for run in runs):
-        raise TypeError(f"models[{model!r}][{name!r}] must be an Evaluation or several, got {found!r}")
-    if not all(run.labelled for run in runs):
-        raise ValueError(f"models[{model!r}][{name!r}] has no labels, and so no accuracy")
+    if not runs or not all(isinstance(run, Evaluation) and run.labelled for run in runs):
+        raise TypeError(f"models[{model!r}][{name!r}] must be one or several Evaluations with labels, got {found!r}")
     return runs
 
 

@@ -126,20 +126,15 @@ def semantic_role_swap(
         seed=seed,
     )
     items: Any = pairs
-    if hasattr(items, "iterrows") or isinstance(items, Mapping):  # iterating yields the names of its columns
-        advice = "read_pairs(it) of pairs, or the list of texts in a column, it['text'].tolist()"
-        raise TypeError(f"pairs must be a corpus or a list, got a table ({type(items).__name__}); pass {advice}")
-    if parser is not None and isinstance(items, Iterable) and not isinstance(items, str | Corpus):
+    is_table = hasattr(items, "iterrows") or isinstance(items, Mapping)  # whose items are the names of its columns
+    if parser is not None and isinstance(items, Iterable) and not isinstance(items, str | Corpus) and not is_table:
         items = [plain_sentence(item) if isinstance(item, str) else item for item in items]
     probe = build("semantic_role_swap", items, perturb, num_proc, progress, _FEATURES)
     if isinstance(label_policy, str):
         others = [label for label in probe["original_label"] if label and normalised_label(label) != "entailment"]
         if others:
-            logger.warning(
-                "semantic_role_swap: label_policy=%r labels all %d rows, %d of which were no entailment before (%s); "
-                "labels=('entailment',) leaves these out",
-                *(label_policy, len(probe), len(others), ", ".join(sorted(set(others)))),
-            )
+            before = f"{len(others)} of {len(probe)} were no entailment before ({', '.join(sorted(set(others)))})"
+            logger.warning("label_policy=%r labels all rows, %s; see labels=('entailment',)", label_policy, before)
     return probe
 
 
@@ -171,9 +166,7 @@ class RoleSwap:
         if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
             raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
         if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
-            raise ValueError(
-                f"the rule over {self.source} knows ARG0 and ARG1 only, got {self.roles!r}; use source='frames'"
-            )
+            raise ValueError(f"source={self.source!r} knows ARG0 and ARG1 only, got {self.roles!r}; 'frames' knows all")
         if not callable(self.label_policy) and self.label_policy not in (None, *_LABELS):
             raise ValueError(f"label_policy must be {_POLICIES}, got {self.label_policy!r}")
 
