@@ -408,13 +408,6 @@ def test_no_plain_text_is_cut_before_a_mark(text):
         assert space or unicodedata.category(sentence.words[i + 1][0])[0] != "M"
 
 
-@pytest.mark.parametrize(("parser", "package"), [(SpacyParser, "spacy"), (StanzaParser, "stanza")])
-def test_a_missing_parser_is_named(parser, package, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(ImportError, match=rf"with {package} needs .*: pip install 'pelocality\[parse\]'"):
-        parser()(["A cat."])
-
-
 def test_spacy_documents_become_sentences():
     spacy = pytest.importorskip("spacy", reason="spaCy is not installed")
     doc = spacy.tokens.Doc(

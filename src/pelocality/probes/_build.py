@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import datasets
@@ -104,10 +103,11 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     items = iter(source) if isinstance(source, Iterable) else None
     first = next(items, None) if items is not None else source
     if items is None or not isinstance(first, Pair | Sentence | None):
+        given = f"a {type(source).__name__} of {type(first).__name__}"
         raise TypeError(
-            f"pairs must be a corpus or a list of Pair or Sentence, got {brief(source)}; read_snli, read_conllu and "
-            "others read files, read_pairs(rows) rows of a data frame, a Dataset or a list, read_texts(texts) makes "
-            "sentences of texts, with parser=SpacyParser() also their trees; put a single item in a list"
+            f"pairs must be a corpus or a list of Pair or Sentence, got {given}; read_snli, read_conllu and others read "
+            "files, read_pairs the rows of a data frame, a Dataset or a list, and read_texts(texts) makes sentences of "
+            "texts, with parser=SpacyParser() also their trees; put a single item in a list"
         )
     # the first item of an iterator cannot be read again
     if not isinstance(source, Corpus | Collection) and first is not None:
