@@ -69,7 +69,7 @@ CLAUSES = st.tuples(
 
 
 @given(CLAUSES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_swap_is_the_clause_built_the_other_way_round_and_twice_the_original(parts):
     subject, verb, patient = parts
     there, back = clause(subject, verb, patient), clause(patient, verb, subject)
@@ -80,7 +80,7 @@ def test_a_swap_is_the_clause_built_the_other_way_round_and_twice_the_original(p
 
 
 @given(CLAUSES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_skipping_leaves_out_exactly_the_swaps_that_need_reinflection(parts):
     probe = semantic_role_swap([clause(*parts)], source="constituents", agreement="reinflect")
     changes = any(span["category"] == "agreement" for span in probe[0]["spans"])
@@ -223,9 +223,8 @@ def test_joined_arguments_are_plural_in_other_languages(number, rows):
     assert len(semantic_role_swap([item], languages=("es",))) == rows
 
 
-@pytest.mark.parametrize("agreement", ["skip", "reinflect", "ignore"])
 @pytest.mark.parametrize("first", ["dogs", "dog"])
-def test_a_second_verb_must_not_share_the_subject(first, agreement):
+def test_a_second_verb_must_not_share_the_subject(first):
     plural = {"Number": "Plur"} if first == "dogs" else {"Number": "Sing"}
     past = {"VerbForm": "Fin", "Tense": "Past"}
     item = Sentence(
@@ -236,7 +235,7 @@ def test_a_second_verb_must_not_share_the_subject(first, agreement):
                                   ("DET", "NOUN", "VERB", "DET", "NOUN", "CCONJ", "AUX", "ADJ"),
                                   ({}, plural, past, {}, {"Number": "Sing"}, {}, past, {})),
     )  # fmt: skip
-    probe = semantic_role_swap([item], source="dependencies", agreement=agreement)
+    probe = semantic_role_swap([item], source="dependencies", agreement="ignore")
     assert probe_info(probe).skipped == {"another verb has the same subject": 1}
 
 
@@ -407,19 +406,21 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("agreement", ["skip", "reinflect"])
 @pytest.mark.parametrize(
     ("path", "read", "arguments"),
     [pytest.param(*path.values, *rest, id=path.id) for kind, *rest in SOURCES for path in corpora(kind)],
 )
-def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(path, read, arguments, agreement):
-    probe = semantic_role_swap(read(path), agreement=agreement, **arguments)
+def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(path, read, arguments):
+    probe = semantic_role_swap(read(path), agreement="reinflect", **arguments).select_columns(
+        ["hypothesis", "original_hypothesis", "uid"]
+    )
     info = probe_info(probe)
     with_rows = len(set(probe["uid"]))
     # few where case or agreement marks the roles
     assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.02 * info.items)
     assert info.items == with_rows + sum(info.dropped.values())
-    assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)
+    texts = probe.select_columns(["hypothesis", "original_hypothesis"])
+    assert all(row["hypothesis"] != row["original_hypothesis"] for row in texts)
 
 
 @pytest.mark.parametrize(

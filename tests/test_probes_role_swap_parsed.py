@@ -439,7 +439,7 @@ def test_labels_that_were_no_entailment_are_counted_in_a_warning(caplog):
 
 def test_a_table_is_refused_instead_of_its_column_names_being_read():
     for table in (pandas.DataFrame({"text": ["The dog chased the cat."]}), {"text": ["The dog chased the cat."]}):
-        with pytest.raises(TypeError, match="pairs .*read_pairs"):
+        with pytest.raises(TypeError, match=r"pairs .*read_pairs"):
             semantic_role_swap(table, parser=toy_parser)
 
 
