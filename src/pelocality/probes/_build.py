@@ -105,8 +105,8 @@ def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sen
     if items is None or not isinstance(first, Pair | Sentence | None):
         given = f"a {type(source).__name__} of {type(first).__name__}"
         raise TypeError(
-            f"pairs must be a corpus or a list of Pair or Sentence, got {given}; files are read by read_snli and others, "
-            "rows of a data frame, a Dataset or a list by read_pairs, and texts by read_texts, with "
+            f"pairs must be a corpus or a list of Pair or Sentence, got {given}; read_snli and others read files, "
+            "read_pairs rows of a data frame, a Dataset or a list, read_texts(texts) makes sentences of texts, with "
             "parser=SpacyParser() also their trees; put a single item in a list"
         )
     # the first item of an iterator cannot be read again
