@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pelocality.corpora import read_conllu, read_frames, read_pairs, read_snli, read_trees
-from tests.test_corpora import TREES, conllu, frames_row, snli_row, write
+from tests.test_corpora import ROW, TREES, conllu, frames_row, snli_row, write
 
 JUNK = st.sampled_from(
     [None, 1, -1, 2.5, True, "", "x", "(", "(S the cat)", [], [None], [1], ["a"], [[]], {}, {"a": 1}]
@@ -68,7 +68,6 @@ def zipped(content, *names):
     return packed.getvalue()
 
 
-ROW = {"premise": "a", "hypothesis": "b", "label": "n"}
 PACKED = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
