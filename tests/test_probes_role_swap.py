@@ -52,7 +52,12 @@ VERBS = [
     ("(VP (VBZ does) (RB n't) (VP (VB trust) {}))", "(VP (VBP do) (RB n't) (VP (VB trust) {}))"),
     ("(VP (MD might) (VP (VB blame) {}))", "(VP (MD might) (VP (VB blame) {}))"),
     ("(VP (VBZ has) (VP (VBN seen) {}))", "(VP (VBP have) (VP (VBN seen) {}))"),
-]
+    ("(VP (VBD was) (VP (VBN seen) (PP (IN by) {})))", "(VP (VBD were) (VP (VBN seen) (PP (IN by) {})))"),
+    ("(VP (VBZ is) (VP (VBG being) (VP (VBN advised) (PP (IN by) {}))))",
+     "(VP (VBP are) (VP (VBG being) (VP (VBN advised) (PP (IN by) {}))))"),
+    ("(VP (VBD had) (VP (VBN been) (VP (VBN paid) (PP (IN by) {}))))",) * 2,
+    ("(VP (MD will) (VP (VB be) (VP (VBN stopped) (PP (IN by) {} (NP (NN yesterday))))))",) * 2,
+]  # fmt: skip
 
 
 def clause(subject, verb, patient):

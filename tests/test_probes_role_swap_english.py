@@ -418,6 +418,11 @@ def test_clauses_that_fit_the_pattern_are_swapped(made):
          "A bike rode a nun in red."),
         ("(DT The) (NNS nuns) | (VBD were) (VP (VBN robbed) (PP (IN by) (NP (DT a) (NN cook))))",
          "A cook was robbed by the nuns."),
+        ("(NP (DT The) (NN nun)) (PP (IN near) (NP (DT the) (NN park))) | (VBD was) (VP (VBN seen) (PP (IN by)"
+         " (NP (DT a) (JJ tall) (NN cook))) (NP (NN yesterday)))",
+         "A tall cook was seen by the nun near the park yesterday."),
+        ("(DT A) (JJ young) (NN judge) | (MD will) (VP (VB be) (VP (VBN paid) (PP (IN by) (NP (DT the) (NN nun)))))",
+         "The nun will be paid by a young judge."),
     ],
 )  # fmt: skip
 def test_plain_automatic_trees_are_swapped(tree, made):

