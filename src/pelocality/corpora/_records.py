@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from reprlib import repr as brief
-from typing import IO, Any
+from typing import Any
 
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
@@ -43,7 +43,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             raise ValueError(f"{path}:{number + 1}: the file cannot be read: {error}; unpack it first") from error
 
 
-def _decompressed(file: BufferedReader) -> IO[bytes]:
+def _decompressed(file: BufferedReader) -> Any:
     """Return the lines of a file, compressed or not, told by its first bytes: the suffix may be missing."""
     start = file.peek(10)
     if start.startswith(b"\x1f\x8b"):
@@ -95,7 +95,7 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
         raise ValueError(f"{path}:{complete + 1}: a row of cells must begin here, got {error}; {advice}") from error
 
 
-def json_object(line: str) -> Mapping[str, Any]:
+def json_object(line: str) -> Any:
     """Parse a line that must hold one JSON object."""
     try:
         found = json.loads(line)

@@ -88,7 +88,7 @@ class Corpus(Generic[T]):
         return f"Corpus({self.name!r})"
 
 
-def file_corpus(path: str | Path, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
+def file_corpus(path: Any, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
     """Return the corpus of a file, which must exist."""
     if not isinstance(path, str | os.PathLike):
         advice = "read_pairs reads the rows of a Dataset, a data frame or a list, and read_texts a list of texts"

@@ -77,14 +77,14 @@ def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
-            found = _parsed(parses[name], texts[name])
+            aligned = _parsed(parses[name], texts[name])
         except SeveralWordsError:
             return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
-        if found is None:  # a text made from the parse would not be the text of the corpus
+        if aligned is None:  # a text made from the parse would not be the text of the corpus
             return Dropped("text and parse disagree")
-        words, spaces, constituents = found
+        words, spaces, constituents = aligned
         constituents = replace(constituents, source=f"{name}_parse of {where}")
         sides.append(Sentence(words, spaces, f"{uid}/{side}", "en", constituents=constituents, source=where))
     return Pair(sides[0], sides[1], label, uid, where)
@@ -162,8 +162,8 @@ def read_pairs(
     if isinstance(source, Mapping) or not isinstance(source, Iterable) or iter(source) is iter(source):
         advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
         raise TypeError(f"source must be a file, or rows that can be read again, got a {name}; {advice}")
-    # iterating over a data frame yields its columns, not its rows
-    rows = source.to_dict("records") if hasattr(source, "iterrows") else source
+    rows: Any = source
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # a data frame yields its columns
     return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
@@ -189,7 +189,7 @@ class _PairReader:
             return NO_GOLD_LABEL
         texts = [field(row, name, str, "a text", advice) for name in (self.premise, self.hypothesis)]
         uid = identifier(row, self.uid) if self.uid else where
-        first, second = parsed(self.parser or _plain, texts, self.language)
+        first, second = parsed(self.parser or _without_structure, texts, self.language)
         return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
@@ -215,7 +215,7 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
         [('A', 'cat', 'naps', '.'), ("It's", 'old', '.')]
     """
     _check_parser(parser)
-    read = functools.partial(_read_text, parser=parser or _plain, language=language_code(language))
+    read = functools.partial(_read_text, parser=parser or _without_structure, language=language_code(language))
     if isinstance(texts, str | Path):
         return file_corpus(texts, text_lines, read)
     name = type(texts).__name__
@@ -237,13 +237,13 @@ def _check_parser(parser: Any) -> None:
 
 def parsed(parser: Parser, texts: Sequence[str], language: str) -> list[Sentence]:
     """Return the sentence that a parser makes of each text, in the language given where the parser names none."""
-    found = list(parser(texts))
-    if len(found) != len(texts) or not all(isinstance(sentence, Sentence) for sentence in found):
-        raise ValueError(f"parser must return one Sentence per text, returned {brief(found)} for {len(texts)}")
-    return [sentence if sentence.language else replace(sentence, language=language) for sentence in found]
+    sentences = list(parser(texts))
+    if len(sentences) != len(texts) or not all(isinstance(sentence, Sentence) for sentence in sentences):
+        raise ValueError(f"parser must return one Sentence per text, returned {brief(sentences)} for {len(texts)}")
+    return [sentence if sentence.language else replace(sentence, language=language) for sentence in sentences]
 
 
-def _plain(texts: Sequence[str]) -> list[Sentence]:
+def _without_structure(texts: Sequence[str]) -> list[Sentence]:
     return [plain_sentence(text) for text in texts]
 
 

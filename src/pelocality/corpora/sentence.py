@@ -218,9 +218,10 @@ class Sentence:
     spacing: str = "corpus"
 
     def __post_init__(self) -> None:
-        if isinstance(self.words, str):
-            raise TypeError(f"words must be a list of words, got the text {self.words!r}; plain_sentence splits it")
-        object.__setattr__(self, "words", tuple(self.words))
+        words: Any = self.words
+        if isinstance(words, str):
+            raise TypeError(f"words must be a list of words, got the text {words!r}; plain_sentence splits it")
+        object.__setattr__(self, "words", tuple(words))
         object.__setattr__(self, "language", language_code(self.language))
         if not all(isinstance(word, str) for word in (*self.words, self.uid)):
             raise TypeError(f"words and uid must be text, got {self.words} and {self.uid!r}")
@@ -380,7 +381,7 @@ class Pair:
         source: File and line, or another name of the origin.
 
     Raises:
-        TypeError: A side is not a sentence.
+        TypeError: A side is not a sentence, or the label or the uid is not text.
     """
 
     premise: Sentence

@@ -76,9 +76,10 @@ def evaluate(
         coverage, and every example.
 
     Raises:
-        TypeError: A probe that is not a ``datasets.Dataset``, or a model that returns neither names nor scores.
+        TypeError: A probe that is not a ``datasets.Dataset``, or a model that is neither.
         ValueError: A transformers model without a classification head, labels that cannot be matched, fewer than two
-            classes, scores that are NaN or infinite, an empty probe, or one without the columns.
+            classes, a function that returns neither names nor scores, scores that are NaN or infinite, an empty probe,
+            or one without the columns.
 
     Examples:
         >>> from pelocality.corpora import read_pairs

@@ -142,7 +142,7 @@ def loss_by_position(
         for chosen in batches_of_equal_length(lengths, batch_size):
             if lengths[chosen[0]] > 1:
                 batch = [rows[index] for index in chosen]
-                found = _losses(logits_of(known, tokenizer, batch), batch)
+                found = _losses_of(logits_of(known, tokenizer, batch), batch)
                 if bool(found.isnan().any()):
                     raise ValueError(f"model gives NaN for text {chosen[int(found.isnan().any(1).int().argmax())]}")
                 losses[chosen, : len(batch[0]) - 1] = found
@@ -150,7 +150,7 @@ def loss_by_position(
     return LossByPosition(losses, name_of(model), cut)
 
 
-def _losses(logits: Tensor, ids: list[list[int]]) -> Tensor:
+def _losses_of(logits: Tensor, ids: list[list[int]]) -> Tensor:
     """Return the loss of each token but the first, (batch, n - 1), of logits (batch, n, vocabulary)."""
     targets, parts = torch.tensor(ids)[:, 1:, None], []  # (batch, n - 1, 1)
     for start in range(0, targets.shape[1], _ROWS):

@@ -98,7 +98,7 @@ def build(
     return probe
 
 
-def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
+def _open(source: Any) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
     items = iter(source) if isinstance(source, Iterable) else None
     first = next(items, None) if items is not None else source

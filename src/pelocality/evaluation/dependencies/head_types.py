@@ -114,7 +114,7 @@ def compare_head_types(
         given = f"{wanted[0]} of layers {wanted[1]}, got {score.shape} of layers {sorted(layers)}"
         raise ValueError(f"share must be of the same model, {given}")
     score = score[[layers.index(layer) for layer in accuracy.layers]]
-    positional, contextual = _types(score.ravel(), heads)
+    positional, contextual = _head_masks(score.ravel(), heads)
     rows = []
     for relation, direction, items in frequent_items(accuracy, minimum, first=()):
         scored = items.half == SCORED
@@ -139,7 +139,7 @@ def compare_head_types(
     table = table.sort_values(["direction", "distance"], ignore_index=True)
     return HeadTypes(
         table,
-        {direction: _ranks(table[table["direction"] == direction]) for direction in DIRECTIONS},
+        {direction: _rank_correlation(table[table["direction"] == direction]) for direction in DIRECTIONS},
         positional.reshape(score.shape),
         contextual.reshape(score.shape),
         score,
@@ -147,7 +147,7 @@ def compare_head_types(
     )
 
 
-def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _head_masks(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
     half = len(known) // 2
@@ -159,7 +159,7 @@ def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bo
     return positional, contextual
 
 
-def _ranks(table: pd.DataFrame) -> tuple[float, float]:
+def _rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
     """Return Spearman's correlation of difference and distance with its p-value; NaN for fewer than 3 relations."""
     found = stats.spearmanr(table["distance"], table["difference"]) if len(table) > 2 else (np.nan, np.nan)
     return float(found[0]), float(found[1])
