@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_choice, check_tokenizer, count, on_float64_device
+from pelocality._checks import check_choice, check_tokenizer, count, flag, on_float64_device
 from pelocality.models._restore import hooked
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, equal_but_for_rounding, largest_difference
 
@@ -132,6 +132,7 @@ def log_likelihood(
         torch.Size([2])
     """
     texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
+    flag("beginning", beginning)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
         advice = "set its bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
