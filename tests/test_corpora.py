@@ -59,20 +59,6 @@ def test_snli_drops_pairs_without_gold_label_and_counts_them_at_every_pass(tmp_p
     assert "a.jsonl:1" in pairs[0].premise.provenance
 
 
-@pytest.mark.parametrize("none", [None, "", "-", " - "])
-def test_snli_pairs_whose_gold_label_is_empty_have_none(tmp_path, none):
-    missing = {name: value for name, value in snli_row().items() if name != "gold_label"}
-    corpus = read_snli(write(tmp_path / "a.jsonl", snli_row(gold_label=none, sentence1_parse=None), missing))
-    assert list(corpus) == []
-    assert corpus.dropped == {"no gold label": 2}
-
-
-def test_a_pair_whose_text_is_not_that_of_its_parse_is_dropped_and_counted(tmp_path):
-    corpus = read_snli(write(tmp_path / "a.jsonl", snli_row(sentence1="A kitten naps."), snli_row()))
-    assert [pair.premise.text for pair in corpus] == ["A cat naps."]
-    assert corpus.dropped == {"text and parse disagree": 1}
-
-
 def table(path, *rows):
     path.write_text("".join("\t".join(map(str, row)) + "\r\n" for row in rows), newline="")
     return path
@@ -167,12 +153,6 @@ def test_language_tags_are_normalised(tmp_path):
     assert [s.language for tag in ("EN", "eng", "en-US") for s in read_trees(path, tag)] == ["en"] * 3
 
 
-def test_trees_without_words_are_dropped_and_counted(tmp_path):
-    corpus = read_trees(write(tmp_path / "a.mrg", TREES, "(S (NP (-NONE- *)))"))
-    assert [s.text for s in corpus] == ["A cat naps."]
-    assert corpus.dropped == {"tree without words": 1}
-
-
 def frames_row(**changes):
     row = {
         "id": "f1", "text": "Cats chase mice.", "tokens": ["Cats", "chase", "mice", "."],
@@ -198,26 +178,36 @@ def test_frames_without_tokens_take_words_from_the_tree(tmp_path):
     assert (sentence.text, sentence.spacing) == ("Cats chase mice.", "rule")
 
 
-def test_a_tree_that_does_not_parse_is_left_out_with_a_warning(tmp_path, caplog):
-    [sentence] = read_frames(write(tmp_path / "f.jsonl", frames_row(tree="(TOP (X (NFP //)))) ")))
-    assert sentence.constituents is None
-    assert "f.jsonl:1" in caplog.text
+@pytest.mark.parametrize("tree", ["(TOP (X (NFP //)))) ", frames_row()["tree"].replace("mice", "rats")])
+def test_a_tree_that_does_not_fit_the_words_is_left_out_with_a_warning(tmp_path, caplog, tree):
+    [sentence] = read_frames(write(tmp_path / "f.jsonl", frames_row(tree=tree, id=3)))
+    assert (sentence.constituents, sentence.text, sentence.uid) == (None, "Cats chase mice.", "3")
+    assert "f.jsonl:1: the tree does not fit the tokens" in caplog.text
 
 
-def test_frames_may_be_numbered(tmp_path):
-    assert [s.uid for s in read_frames(write(tmp_path / "f.jsonl", frames_row(id=3)))] == ["3"]
+GO = "1 Go _ VERB _ _ 0 root _ _"
+ODD = snli_row(sentence1="A ice cream naps.", sentence1_parse=TREES.replace("(NN cat)", "(NN ice cream)"))
+UNLABELLED = [snli_row(gold_label=label, sentence1_parse=None) for label in (None, "", "-", " - ")]
+UNLABELLED.append({name: value for name, value in snli_row().items() if name != "gold_label"})
+OTHER_TEXTS = [frames_row(text="Dogs chase mice."), frames_row(text=None)]
 
 
-def test_frames_whose_text_is_not_that_of_their_words_are_dropped_and_counted(tmp_path):
-    corpus = read_frames(write(tmp_path / "f.jsonl", frames_row(text="Dogs chase mice."), frames_row(text=None)))
-    assert [s.text for s in corpus] == ["Cats chase mice."]
-    assert corpus.dropped == {"text and words disagree": 1}
-
-
-def test_a_tree_over_other_words_is_left_out_with_a_warning(tmp_path, caplog):
-    [sentence] = read_frames(write(tmp_path / "f.jsonl", frames_row(tree=frames_row()["tree"].replace("mice", "rats"))))
-    assert (sentence.constituents, sentence.text) == (None, "Cats chase mice.")
-    assert "does not fit the tokens" in caplog.text
+@pytest.mark.parametrize(
+    ("read", "rows", "kept", "dropped"),
+    [
+        (read_snli, [snli_row(), *UNLABELLED], "A cat naps.", {"no gold label": 5}),
+        (read_snli, [snli_row(sentence1="A kitten."), snli_row()], "A cat naps.", {"text and parse disagree": 1}),
+        (read_snli, [ODD, snli_row()], "A cat naps.", {"a node of the parse holds several words": 1}),
+        (read_trees, [TREES, "(S (NP (-NONE- *)))"], "A cat naps.", {"tree without words": 1}),
+        (read_frames, OTHER_TEXTS, "Cats chase mice.", {"text and words disagree": 1}),
+        (read_conllu, [conllu(GO), conllu("# text = Stop", GO)], "Go", {"text and words disagree": 1}),
+        (read_conllu, [conllu("# a"), conllu(GO), conllu("# text = b")], "Go", {"comments without words": 2}),
+    ],
+)
+def test_what_is_left_out_is_counted(tmp_path, read, rows, kept, dropped):
+    corpus = read(write(tmp_path / "en_x-ud-dev", *rows))
+    assert [getattr(item, "premise", item).text for item in corpus] == [kept]
+    assert corpus.dropped == dropped
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "tsv", "csv"])

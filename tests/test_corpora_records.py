@@ -261,33 +261,12 @@ def test_quotation_marks_of_a_tab_separated_file_stay(tmp_path, cell):
     assert [pair.label for pair in read_pairs(tmp_path / "a.tsv")] == [cell]
 
 
-def test_a_pair_whose_parse_has_a_node_of_several_words_is_dropped_and_counted(tmp_path):
-    odd = snli_row(sentence1="A ice cream naps.", sentence1_parse=TREES.replace("(NN cat)", "(NN ice cream)"))
-    corpus = read_snli(write(tmp_path / "a.jsonl", odd, snli_row()))
-    assert [pair.premise.text for pair in corpus] == ["A cat naps."]
-    assert corpus.dropped == {"a node of the parse holds several words": 1}
-
-
 def test_a_deep_tree_is_read(tmp_path):
     deep = "(S " * 3000 + "(NN Rain)" + ")" * 3000
     [sentence] = read_trees(write(tmp_path / "a.mrg", deep))
     assert sentence.constituents.spans[0].labels == ("S",) * 3000
     row = snli_row(sentence2="Rain", sentence2_parse=deep)
     assert [pair.hypothesis.text for pair in read_snli(write(tmp_path / "a.jsonl", row))] == ["Rain"]
-
-
-def test_a_treebank_sentence_whose_text_is_not_that_of_its_words_is_dropped_and_counted(tmp_path):
-    good, wrong = (conllu(f"# text = {text}", "1 Go _ VERB _ _ 0 root _ _") for text in ("Go", "Stop"))
-    corpus = read_conllu(write(tmp_path / "en_x.conllu", good + wrong))
-    assert [sentence.text for sentence in corpus] == ["Go"]
-    assert corpus.dropped == {"text and words disagree": 1}
-
-
-def test_comments_without_words_are_left_out_and_counted(tmp_path):
-    text = conllu("# newdoc id = x") + conllu("1 Go _ VERB _ _ 0 root _ _") + conllu("# text = Stop")
-    corpus = read_conllu(write(tmp_path / "en_x.conllu", text))
-    assert [sentence.text for sentence in corpus] == ["Go"]
-    assert corpus.dropped == {"comments without words": 2}
 
 
 @pytest.mark.parametrize(

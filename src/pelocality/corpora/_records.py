@@ -18,7 +18,7 @@ from typing import Any
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _BZ2 = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P)")
-# NotImplementedError and RuntimeError: a zip archive needs another method or a password
+# A zip archive raises the last two where it needs another method or a password.
 _UNREADABLE = (
     EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError,
 )  # fmt: skip
