@@ -110,10 +110,10 @@ def conllu_errors():
         yield "en_x.conllu", GOOD + conllu(*rows), f":3: .*{says}"
 
 
-def changed(row, reader, **changes):
+def changed(row, file, **changes):
     """A good line before one with a changed field, and what must be named."""
     return [
-        (reader, "\n".join(map(json.dumps, (row(), row(**{name: value})))), f":2: .*{says}")
+        (file, "\n".join(map(json.dumps, (row(), row(**{name: value})))), f":2: .*{says}")
         for name, cases in changes.items()
         for value, says in cases
     ]
@@ -173,7 +173,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "says"), WRONG)
+@pytest.mark.parametrize(("name", "content", "says"), WRONG, ids=[f"{case[0]}{case[2]}" for case in WRONG])
 def test_what_is_wrong_in_a_file_is_named_with_the_file_and_the_line(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     readers = {"snli": read_snli, "frames": read_frames, "a": read_pairs}
