@@ -1,7 +1,6 @@
 """Readers on malformed records, and labels of every type."""
 
 import bz2
-import csv
 import gzip
 import io
 import json
@@ -17,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pelocality.corpora import read_conllu, read_frames, read_pairs, read_snli, read_trees
-from tests.test_corpora import TREES, conllu, frames_row, snli_row, write
+from tests.test_corpora import ROW, TREES, conllu, frames_row, snli_row, write
 
 JUNK = st.sampled_from(
     [None, 1, -1, 2.5, True, "", "x", "(", "(S the cat)", [], [None], [1], ["a"], [[]], {}, {"a": 1}]
@@ -49,34 +48,6 @@ def test_whatever_a_field_holds_the_only_error_is_one_that_names_file_and_line(t
         assert re.search(r"a\.jsonl:2: \w", str(error))  # noqa: PT017
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"sentence1_parse": None}, "field 'sentence1_parse' must be a bracketed tree, got None"),
-        ({"sentence1": None}, "field 'sentence1' must be a text, got None"),
-        ({"gold_label": 1}, "field 'gold_label' must be a text, .*got 1"),
-        ({"sentence2_parse": "( ( It ( 's old ) ) . )"}, "field 'sentence2_parse' does not parse: .*binary parse"),
-        ({"pairID": [1]}, "field 'pairID' must be"),
-    ],
-)
-def test_snli_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, changes, says):
-    with pytest.raises(ValueError, match=rf"a\.jsonl:2: {says}"):
-        list(read_snli(write(tmp_path / "a.jsonl", snli_row(), snli_row(**changes))))
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ("x", "expected one JSON object a line, got 'x'"),
-        (None, "a row must be a mapping of fields, got None"),
-        (["a", "b"], r"a row must be a mapping of fields, got \['a', 'b'\]"),
-    ],
-)
-def test_rows_that_are_not_mappings_are_errors(row, words):
-    with pytest.raises(ValueError, match=f"list:1: {words}"):
-        list(read_pairs([row]))
-
-
 def test_a_file_with_a_byte_order_mark_or_compressed_is_read_like_any_other(tmp_path):
     text = json.dumps({"premise": "a", "hypothesis": "b", "label": "é"}, ensure_ascii=False)
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8-sig")
@@ -97,7 +68,6 @@ def zipped(content, *names):
     return packed.getvalue()
 
 
-ROW = {"premise": "a", "hypothesis": "b", "label": "n"}
 PACKED = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
@@ -114,138 +84,125 @@ def test_a_compressed_file_is_read_whether_its_suffix_says_so_or_not(tmp_path, k
     assert [pair.label for pair in read_pairs(path)] == ["n"]
 
 
-def test_an_archive_of_several_files_or_of_an_unknown_kind_is_refused_with_its_reason(tmp_path):
-    tape = io.BytesIO()
-    with tarfile.open(fileobj=tape, mode="w:gz") as archive:
-        archive.add(write(tmp_path / "b.jsonl", ROW), "b.jsonl")
-    for content, says in (
-        (zipped("{}", "a.jsonl", "b.jsonl"), r"a \.zip must hold one file, got 2: \['a.jsonl', 'b.jsonl'\]; unpack it"),
-        (b"\x28\xb5\x2f\xfd 12", "got zstd; unpack it first"),
-        (tape.getvalue(), "must be UTF-8, got the byte 0x00 after .*; unpack an archive"),
-        ("a".encode("utf-16"), "got the byte 0xff after ''; .*convert other encodings with iconv"),
-        (zipped("{}", "a.jsonl")[:40], "the compressed file cannot be read: File is not a zip file"),
-        (bz2.compress(b"{}" * 99)[:30], "the compressed file is damaged"),
-        (lzma.compress(b"{}" * 99)[:40], "the compressed file is damaged"),
+GOOD = conllu("1 Go _ VERB _ _ 0 root _ _")
+ABC = [f"{i} {form} _ X _ _ {i - 1} root _ _" for i, form in enumerate("abc", 1)]
+HEADER = "premise,hypothesis,label\n"
+JSON = json.dumps(ROW) + "\n"
+
+
+def conllu_errors():
+    """Sentences that follow a good one, and what must be named."""
+    for rows, says in (
+        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 .* head is 1"),
+        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "word 1 .* head is 2"),
+        (["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"], "word 2"),
+        (["1 Go _ VERB _ _ 7 root _ _"], r"word 1 .* 0\.\.1, got 7"),
+        (["1 Go _ VERB _ _ _ x _ _", "2 on _ ADV _ _ 0 root _ _"], "word 1 .* got None"),
+        (["1 Go _"], "10 columns"),
+        (["1 a _ X _ _ 0 root _ _ more"], "10 columns of CoNLL-U, got 11"),
+        (["1.1 Go _ VERB _ _ _ _ _ _"], "numbered"),
+        (["2 Go _ VERB _ _ 0 root _ _"], "numbered"),
+        (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"\[0, 4\)"),
+        (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _", *ABC], "overlap"),
+        (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _", *ABC], r"overlap, got \(0, 2, 'ab'\) and \(1, 3"),
+        (["one Go _ VERB _ _ 0 root _ _"], "CoNLL-U"),
     ):
-        (tmp_path / "a.jsonl").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"a\.jsonl:?.*{says}"):
-            list(read_pairs(tmp_path / "a.jsonl"))
+        yield "en_x.conllu", GOOD + conllu(*rows), f":3: .*{says}"
 
 
-@pytest.mark.parametrize("content", ["[\n{}\n]", "[{}]", "[]"])
-def test_a_json_array_is_an_error_that_says_which_reader_takes_it(tmp_path, content):
-    for read in (read_snli, read_frames, read_pairs):
-        with pytest.raises(ValueError, match=r"a\.jsonl:1: expected one JSON object a line, .*read_pairs\(json\.load"):
-            list(read(write(tmp_path / "a.jsonl", content)))
+def changed(row, file, **changes):
+    """A good line before one with a changed field, and what must be named."""
+    return [
+        (file, "\n".join(map(json.dumps, (row(), row(**{name: value})))), f":2: .*{says}")
+        for name, cases in changes.items()
+        for value, says in cases
+    ]
 
 
-@pytest.mark.parametrize("read", [read_snli, read_trees, read_conllu, read_frames])
-@pytest.mark.parametrize("rows", [[ROW], pandas.DataFrame([ROW]), 3])
-def test_a_reader_of_files_says_which_reader_takes_rows(read, rows):
-    with pytest.raises(TypeError, match=f"path must be the name of a file, got a {type(rows).__name__}; read_pairs"):
-        read(rows)
+# file, content, and what must be named after the name of the file
+WRONG = [
+    *conllu_errors(),
+    ("vi_x.conllu", "1\tViệt  Nam\t_\tPROPN\t_\t_\t0\troot\t_\t_\n\n", ":1: .*two spaces"),
+    ("a.mrg", f"{TREES}\n(S (NP", ":2: .*not closed"),
+    ("a.mrg", f"{TREES}\n)", r":2: .*'\('"),
+    *changed(
+        snli_row, "snli.jsonl",
+        sentence1_parse=[(None, "'sentence1_parse' .* got None"), ("(S (NP", "'sentence1_parse'")],
+        sentence1=[(None, "'sentence1' .* got None")], gold_label=[(1, "'gold_label' .* got 1")],
+        sentence2_parse=[("( ( It ( 's old ) ) . )", "'sentence2_parse' .*binary parse")], pairID=[([1], "'pairID'")],
+    ),
+    *changed(
+        frames_row, "frames.jsonl",
+        tree=[(None, "'tree' .* got None")], id=[(None, "'id' .* got None")], head=[([2, 0, 2, 4], "word 4 .* is 4")],
+        tokens=[(["Cats", None], "'tokens' must be a list of texts, got None")],
+        frames=[
+            (None, "'frames' .* got None"), ([1], "roleset and args, got 1"), ([{"args": []}], "'roleset' .* got None"),
+            ([{"roleset": "x.01", "args": [["V", 1, 2, 3]]}], r"x\.01 .*\[role, start, end\]"),
+            ([{"roleset": "x.01", "args": [["V", "1", "2"]]}], r"x\.01 .*\[role, start, end\]"),
+            ([{"roleset": "x.01", "args": [["V", 1, 9]]}], "the 4 words"),
+            ([{"r": "go.01", "a": [["ARG0", 0, 1]]}], "role V"),
+        ],
+    ),
+    ("snli.jsonl", json.dumps(snli_row()) + "\n{", ":2: "),
+    ("snli.jsonl", json.dumps(snli_row()) + '\n{"gold_label": "neutral"}', ":2: .*'sentence1'; .*'gold_label'"),
+    *((f"{kind}.jsonl", text, r":1: .*read_pairs\(json\.load")
+      for kind in ("snli", "frames", "a") for text in ("[\n{}\n]", "[{}]", "[]")),
+    ("a.jsonl", JSON + '{"premise": "x", "b": "y", "label": "n"}', ":2: .*'hypothesis'; .*'b'.*hypothesis="),
+    ("a.jsonl", JSON + '{"premise": "a", "hypothesis": "b"}', ":2: .*'label'; .*label=.*None"),
+    ("a.jsonl", JSON + '{"premise": "\\ud83d\\ude00", "hypothesis": "\\uD800", "label": "n"}', ":2: .*surrogates"),
+    ("a.jsonl", JSON + "[" * 100_000, ":2: .*recursion"),
+    ("a.jsonl", (JSON + JSON.replace("a", "café")).encode("latin-1"), r":2: .*UTF-8.*0xe9 after .*caf.*iconv"),
+    ("a.jsonl", "a".encode("utf-16"), ":1: .*0xff after ''"),
+    ("a.jsonl", b"\x28\xb5\x2f\xfd 12", ":1: .*UTF-8"),
+    ("a.jsonl", zipped("{}", "a.jsonl", "b.jsonl"), r":1: .*one file, got 2: \['a.jsonl', 'b.jsonl'\]; unpack it"),
+    ("a.jsonl", zipped("{}", "a.jsonl")[:40], ":1: .*not a zip file"),
+    ("a.jsonl", bz2.compress(b"{}" * 99)[:30], ":1: .*cannot be read"),
+    ("a.jsonl", lzma.compress(b"{}" * 99)[:40], ":1: .*cannot be read"),
+    ("a.jsonl.gz", gzip.compress(JSON.encode())[:30], ":1: .*cannot be read"),
+    ("a.jsonl.gz", gzip.compress(JSON.encode())[3:], ":1: .*UTF-8"),
+    ("a.csv", HEADER + "a,b,n\nc, d,e,n\n", ":3: .*3 cells, got 4.*quoted"),
+    ("a.csv", HEADER + '"a\nb",c,n\nc,d\n', ":4: .*3 cells, got 2"),
+    ("a.csv", HEADER + 'a,b,n\n"c,d,n\ne,f,n\ng,h,n\n', ":3: .*unexpected end.*closed"),
+    ("a.csv", HEADER + 'a,b,n\n"c"d,e,n\n', ":3: .*doubled within quotes"),
+    ("a.csv", '"premise,hypothesis,label\na,b,n\n', ":1: .*unexpected end"),
+    ("a.csv", "premise,premise,label\n", ":1: .*header"),
+    ("a.csv", "", ":1: .*header"),
+    ("a.csv", f"{HEADER}{'a ' * 70_000},b,n\n", r":2: .*field limit.*\.jsonl"),
+    ("a.tsv", "premise\thypothesis\tlabel\na\tb, c\n", ":2: .*3 cells, got 2.*no tab"),
+    ("a.tsv", 'premise\thypothesis\tlabel\na\tb\t"she ""went"""\n', ":2: .*went.*QUOTE_NONE.*read_csv"),
+]  # fmt: skip
 
 
-def test_bytes_that_are_not_utf8_are_errors_with_file_and_line(tmp_path):
-    rows = [json.dumps({"premise": x, "hypothesis": "b", "label": "n"}, ensure_ascii=False) for x in ("a", "café")]
-    (tmp_path / "a.jsonl").write_bytes("\n".join(rows).encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: must be UTF-8, got the byte 0xe9 after .*caf.*iconv"):
+@pytest.mark.parametrize(("name", "content", "says"), WRONG, ids=[f"{case[0]}{case[2]}" for case in WRONG])
+def test_what_is_wrong_in_a_file_is_named_with_the_file_and_the_line(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    readers = {"snli": read_snli, "frames": read_frames, "a": read_pairs}
+    reader = {"mrg": read_trees, "conllu": read_conllu}.get(name.split(".")[-1]) or readers[name.split(".")[0]]
+    with pytest.raises(ValueError, match=re.escape(name) + says):
+        list(reader(tmp_path / name))
+
+
+def test_an_archive_is_refused_as_no_text(tmp_path):
+    with tarfile.open(tmp_path / "a.jsonl", mode="w:gz") as archive:
+        archive.add(write(tmp_path / "b.jsonl", ROW), "b.jsonl")
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: must be UTF-8, got the byte 0x00"):
         list(read_pairs(tmp_path / "a.jsonl"))
 
 
-@pytest.mark.parametrize("damage", [slice(0, 30), slice(3, None)])
-def test_a_damaged_compressed_file_is_an_error_that_names_it(tmp_path, damage):
-    packed = gzip.compress(json.dumps({"premise": "a", "hypothesis": "b", "label": "n"}).encode())
-    (tmp_path / "a.jsonl.gz").write_bytes(packed[damage])
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:1: the compressed file is damaged"):
-        list(read_pairs(tmp_path / "a.jsonl.gz"))
-
-
-def test_a_missing_field_is_an_error_with_the_argument_that_names_it():
-    with pytest.raises(ValueError, match=r"no field 'hypothesis'; there are 'premise', 'b'; name one with hypothesis="):
-        list(read_pairs([{"premise": "x", "b": "y"}], label=None))
-    with pytest.raises(ValueError, match=r"no field 'label'; .*; name one with label=, None for pairs without labels"):
-        list(read_pairs([{"premise": "x", "hypothesis": "y"}]))
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [("{", r"a.jsonl:2: "), ('["x"]', r"a.jsonl:2: expected one JSON object"),
-     (json.dumps({"gold_label": "neutral"}), r"a.jsonl:2: no field 'sentence1'; there are 'gold_label'"),
-     (json.dumps(snli_row(sentence1_parse="(S (NP")), r"a.jsonl:2: ")],
-)  # fmt: skip
-def test_malformed_lines_are_errors_with_file_and_line(tmp_path, line, says):
-    corpus = read_snli(write(tmp_path / "a.jsonl", snli_row(), line))
-    with pytest.raises(ValueError, match=says):
-        list(corpus)
-
-
 @pytest.mark.parametrize("read", [read_snli, read_trees, read_conllu, read_frames, read_pairs])
-def test_a_missing_file_is_an_error_at_once(read, tmp_path):
+def test_what_is_no_file_is_an_error_at_once(read, tmp_path):
     with pytest.raises(FileNotFoundError, match="path must name a file"):
         read(tmp_path / "none.jsonl")
+    if read is not read_pairs:
+        for rows in ([ROW], pandas.DataFrame([ROW]), 3):
+            with pytest.raises(TypeError, match=f"path .*got a {type(rows).__name__}; read_pairs"):
+                read(rows)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"), [(f"{TREES}\n(S (NP", "a.mrg:2: .*not closed"), (f"{TREES}\n)", r"a.mrg:2: .*open with")]
-)
-def test_unmatched_brackets_are_errors_with_the_line(tmp_path, text, says):
-    with pytest.raises(ValueError, match=says):
-        list(read_trees(write(tmp_path / "a.mrg", text)))
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 does not, its head is 1"),
-        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "word 1 does not, its head is 2"),
-        (
-            ["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"],
-            "lead to a root, word 2 does not",
-        ),
-        (["1 Go _ VERB _ _ 7 root _ _"], r"head of word 1 must be a whole number in 0\.\.1, got 7"),
-        (["1 Go _ VERB _ _ _ x _ _", "2 on _ ADV _ _ 0 root _ _"], r"head of word 1 must be .* in 0\.\.2, got None"),
-        (["1 Go _"], "word 1 must have the 10 columns"),
-        (["1.1 Go _ VERB _ _ _ _ _ _"], "words must be numbered"),
-        (["1-4 Go _ _ _ _ _ _ _ _", "1 Go _ VERB _ _ 0 root _ _"], r"got \[0, 4\)"),
-        (["one Go _ VERB _ _ 0 root _ _"], "not a CoNLL-U sentence"),
-    ],
-)
-def test_conllu_that_is_not_a_tree_is_an_error_with_the_line(tmp_path, rows, says):
-    good = conllu("1 Go _ VERB _ _ 0 root _ _")
-    with pytest.raises(ValueError, match=rf"en_x\.conllu:3: .*{says}"):
-        list(read_conllu(write(tmp_path / "en_x.conllu", good + conllu(*rows))))
-
-
-def test_conllu_errors_name_the_line_where_the_sentence_starts(tmp_path):
-    good = conllu("1 Go _ VERB _ _ 0 root _ _")
-    with pytest.raises(ValueError, match=r"x\.conllu:3: words must be numbered"):
-        list(read_conllu(write(tmp_path / "x.conllu", good + conllu("2 Go _ VERB _ _ 0 root _ _"))))
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"frames": None}, "field 'frames' must be a list of objects, got None"),
-        ({"tree": None}, "field 'tree' must be a bracketed tree, got None"),
-        ({"id": None}, "field 'id' must be a text or a whole number, got None"),
-        ({"tokens": ["Cats", None]}, "field 'tokens' must be a list of texts, got None"),
-        ({"head": [2, 0, 2, 4]}, "word 4 does not, its head is 4"),
-        ({"frames": [1]}, "a frame must be an object with roleset and args, got 1"),
-        ({"frames": [{"args": []}]}, "field 'roleset' must be a text, got None"),
-        ({"frames": [{"roleset": "x.01", "args": [["V", 1, 2, 3]]}]}, r"x\.01 must be \[role, start, end\], got"),
-        ({"frames": [{"roleset": "x.01", "args": [["V", "1", "2"]]}]}, r"x\.01 must be \[role, start, end\], got"),
-        ({"frames": [{"roleset": "x.01", "args": [["V", 1, 9]]}]}, "spans must lie within the 4 words"),
-    ],
-)
-def test_frames_errors_name_the_field_what_was_wanted_and_what_came(tmp_path, changes, says):
-    with pytest.raises(ValueError, match=rf"f\.jsonl:2: .*{says}"):
-        list(read_frames(write(tmp_path / "f.jsonl", frames_row(), frames_row(**changes))))
-
-
-def test_a_frame_without_predicate_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"f.jsonl:1: .*role V"):
-        list(read_frames(write(tmp_path / "f.jsonl", frames_row(frames=[{"r": "go.01", "a": [["ARG0", 0, 1]]}]))))
+@pytest.mark.parametrize(("row", "says"), [("x", "JSON object"), (None, "mapping"), (["a", "b"], "mapping")])
+def test_rows_that_are_not_mappings_are_errors(row, says):
+    with pytest.raises(ValueError, match=f"list:1: .*{says}"):
+        list(read_pairs([row]))
 
 
 @pytest.mark.parametrize(
@@ -291,30 +248,6 @@ def test_label_names_that_are_not_a_list_of_names_are_refused_at_once(names):
         read_pairs([], label_names=names)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("premise,hypothesis,label\na,b,n\nc, d,e,n\n", r"a\.csv:3: .*must have 3 cells, got 4.*quoted"),
-        ('premise,hypothesis,label\n"a\nb",c,n\nc,d\n', r"a\.csv:4: .*must have 3 cells, got 2"),
-        ('premise,hypothesis,label\na,b,n\n"c,d,n\ne,f,n\ng,h,n\n', r"a\.csv:3: .*, got unexpected end.*closed"),
-        ('premise,hypothesis,label\na,b,n\n"c"d,e,n\n', r"a\.csv:3: .*expected after .*doubled within quotes"),
-        ('"premise,hypothesis,label\na,b,n\n', r"a\.csv:1: .*unexpected end of data"),
-        ("premise,premise,label\n", r"a\.csv:1: must begin with a header that names each column once"),
-        ("", r"a\.csv:1: must begin with a header"),
-    ],
-)
-def test_a_row_with_too_many_or_too_few_cells_is_an_error(tmp_path, text, says):
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(ValueError, match=says):
-        list(read_pairs(tmp_path / "a.csv"))
-
-
-def test_a_row_of_a_tsv_with_another_number_of_cells_is_explained_by_tabs(tmp_path):
-    (tmp_path / "a.tsv").write_text("premise\thypothesis\tlabel\na\tb, c\n")
-    with pytest.raises(ValueError, match=r"a\.tsv:2: .*must have 3 cells, got 2.*holds no tab"):
-        list(read_pairs(tmp_path / "a.tsv"))
-
-
 def test_quoted_cells_hold_commas_line_breaks_and_doubled_quotes(tmp_path):
     text = 'premise,hypothesis,label\r\n"a ""b"", c","d\r\ne",n\r\n\r\nf g"h,"i",n'
     (tmp_path / "a.csv").write_bytes(text.encode())
@@ -322,51 +255,10 @@ def test_quoted_cells_hold_commas_line_breaks_and_doubled_quotes(tmp_path):
     assert pairs == [('a "b", c', "d\r\ne"), ('f g"h', "i")]
 
 
-def test_a_quoted_cell_of_a_tab_separated_file_is_an_error(tmp_path):
-    frame = pandas.DataFrame({"premise": ["a", 'she said "go"'], "hypothesis": ["b", "c"], "label": ["n", "n"]})
-    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
-    with pytest.raises(
-        ValueError, match=r"a\.tsv:3: .*without quoting, got .*said.*csv\.QUOTE_NONE, or pass pandas\.read_csv"
-    ):
-        list(read_pairs(tmp_path / "a.tsv"))
-    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False, quoting=csv.QUOTE_NONE)
-    assert [pair.premise.text for pair in read_pairs(tmp_path / "a.tsv")] == ["a", 'she said "go"']
-
-
 @pytest.mark.parametrize("cell", ['"go"', '""go""', '""', '"go" and "stay"', 'said "go""', '"'])
 def test_quotation_marks_of_a_tab_separated_file_stay(tmp_path, cell):
     (tmp_path / "a.tsv").write_text(f"premise\thypothesis\tlabel\na\tb\t{cell}\n")
     assert [pair.label for pair in read_pairs(tmp_path / "a.tsv")] == [cell]
-
-
-@pytest.mark.parametrize(("name", "tab"), [("a.csv", ","), ("a.tsv", "\t")])
-def test_a_cell_that_is_too_long_is_an_error_with_the_way_out(tmp_path, name, tab):
-    (tmp_path / name).write_text(f"premise,hypothesis,label\n{'a ' * 70_000},b,n\n".replace(",", tab))
-    with pytest.raises(ValueError, match=rf"{name}:2: .*field limit \(131072\); if no .*left open, .*\.jsonl"):
-        list(read_pairs(tmp_path / name))
-
-
-def test_integer_labels_without_names_are_refused():
-    with pytest.raises(ValueError, match="label 0 has no name; pass label_names="):
-        list(read_pairs([{"premise": "a", "hypothesis": "b", "label": 0}]))
-
-
-def test_a_pair_whose_parse_has_a_node_of_several_words_is_dropped_and_counted(tmp_path):
-    odd = snli_row(sentence1="A ice cream naps.", sentence1_parse=TREES.replace("(NN cat)", "(NN ice cream)"))
-    corpus = read_snli(write(tmp_path / "a.jsonl", odd, snli_row()))
-    assert [pair.premise.text for pair in corpus] == ["A cat naps."]
-    assert corpus.dropped == {"a node of the parse holds several words": 1}
-
-
-def test_half_of_a_surrogate_pair_in_json_is_an_error_with_the_line(tmp_path):
-    row = '{"premise": "\\ud83d\\ude00", "hypothesis": "%s", "label": "n"}'
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: .*surrogates not allowed"):
-        list(read_pairs(write(tmp_path / "a.jsonl", row % "b", row % "\\uD800")))
-
-
-def test_json_nested_too_deeply_is_an_error_with_the_line(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: .*recursion"):
-        list(read_pairs(write(tmp_path / "a.jsonl", {"premise": "a", "hypothesis": "b", "label": "n"}, "[" * 100_000)))
 
 
 def test_a_deep_tree_is_read(tmp_path):
@@ -378,43 +270,6 @@ def test_a_deep_tree_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        (["1 a _ X _ _ 0 root _ _ more"], "must have the 10 columns of CoNLL-U, got 11"),
-        (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _"], "multiword_tokens must not overlap"),
-        (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _"], r"must not overlap, got \(0, 2, 'ab'\) and \(1, 3"),
-    ],
-)
-def test_rows_of_a_treebank_that_would_be_read_in_part_are_an_error(tmp_path, rows, says):
-    words = [f"{i} {form} _ X _ _ {i - 1} root _ _" for i, form in enumerate("abc", 1)] if "ab" in rows[0] else []
-    text = conllu("1 Go _ VERB _ _ 0 root _ _") + conllu(*rows, *words)
-    with pytest.raises(ValueError, match=r"en_x\.conllu:3: .*" + says):
-        list(read_conllu(write(tmp_path / "en_x.conllu", text)))
-
-
-def test_two_spaces_in_a_cell_of_a_treebank_are_an_error_that_names_them(tmp_path):
-    row = "1\tViệt{}Nam\t_\tPROPN\t_\t_\t0\troot\t_\t_\n\n"
-    [sentence] = read_conllu(write(tmp_path / "vi_x.conllu", row.format(" ")))
-    assert sentence.words == ("Việt Nam",)
-    with pytest.raises(ValueError, match=r"vi_x\.conllu:1: a cell must not have two spaces side by side, got '1"):
-        list(read_conllu(write(tmp_path / "vi_x.conllu", row.format("  "))))
-
-
-def test_a_treebank_sentence_whose_text_is_not_that_of_its_words_is_dropped_and_counted(tmp_path):
-    good, wrong = (conllu(f"# text = {text}", "1 Go _ VERB _ _ 0 root _ _") for text in ("Go", "Stop"))
-    corpus = read_conllu(write(tmp_path / "en_x.conllu", good + wrong))
-    assert [sentence.text for sentence in corpus] == ["Go"]
-    assert corpus.dropped == {"text and words disagree": 1}
-
-
-def test_comments_without_words_are_left_out_and_counted(tmp_path):
-    text = conllu("# newdoc id = x") + conllu("1 Go _ VERB _ _ 0 root _ _") + conllu("# text = Stop")
-    corpus = read_conllu(write(tmp_path / "en_x.conllu", text))
-    assert [sentence.text for sentence in corpus] == ["Go"]
-    assert corpus.dropped == {"comments without words": 2}
-
-
-@pytest.mark.parametrize(
     ("read", "name"),
     [(read_snli, "a.jsonl"), (read_pairs, "a.jsonl"), (read_trees, "a.mrg"), (read_conllu, "en_a.conllu")],
 )
@@ -423,13 +278,9 @@ def test_an_empty_file_is_warned_of(tmp_path, caplog, read, name):
     assert f"{name}: nothing to read in it" in caplog.text
 
 
-def test_an_item_of_a_corpus_is_read_by_its_number_and_its_length_is_refused_with_the_way_out():
+def test_an_item_of_a_corpus_is_read_by_its_number():
     corpus = read_pairs([{"premise": text, "hypothesis": "b", "label": "n"} for text in ("a", "c")])
     assert [corpus[i].premise.text for i in (0, 1)] == ["a", "c"]
     with pytest.raises(IndexError, match="corpus 'list' has no item 2"):
         corpus[2]
-    with pytest.raises(TypeError, match=r"list\(corpus\)"):
-        len(corpus)
-    with pytest.raises(TypeError, match=r"list\(corpus\)"):
-        corpus[-1]
     assert corpus

@@ -3,6 +3,7 @@
 import os
 import pickle
 import socket
+import sys
 
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ def failures(rank):
     with pytest.raises(ValueError, match="all processes must be given the same words or batches"):
         positional_attention(tiny("bert"), length=5, words=4, seed=rank)
     with pytest.raises(ValueError, match="all processes must be given the same items"):
-        _distributed.gathered([1] * (3 * rank))
+        _distributed.gathered([1] * (3 * rank), 2)
     sharded = tiny("bert")
     layer, mesh = sharded.encoder.layer[0].output.dense, init_device_mesh("cpu", (2,))
     layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight.data, mesh, [Shard(0)]))
@@ -165,7 +166,8 @@ STEPPED = [("qwen3", "disable"), ("gpt_neox", "keep"), ("mixtral", "keep"), ("ja
 
 
 def process(rank, folder, port):
-    """One of two processes."""
+    """One of two processes, forked like those of torch's data loader."""
+    torch.set_num_threads(1)
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in where.items()}
     dist.init_process_group("gloo")
@@ -196,7 +198,8 @@ def test_two_processes_return_what_one_does(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(process, args=(str(tmp_path), port), nprocs=2)
+    method = "fork" if sys.platform == "linux" else "spawn"  # elsewhere a forked process may not compute
+    mp.start_processes(process, args=(str(tmp_path), port), nprocs=2, start_method=method)
     expected, expected_of_models = results(), measured()
     attention = random_attention(10, 3, 12, 12)
     expected_means = [locality(attention).mean(0), symmetry(attention).mean(0), attention.mean(0)]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pelocality import plots
@@ -366,39 +366,47 @@ def test_a_model_whose_positions_are_replaced_leaves_no_sentence_out():
         assert dependency_accuracy(model, tokenizer, [long, short]).dropped == {}
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), [
+@pytest.mark.parametrize(("arguments", "error", "says"), [
     ({"tokenizer": byte_level()}, ValueError, "add_prefix_space=True"),
-    ({"tokenizer": None}, TypeError, "tokenizer must be the model's tokenizer, got NoneType"),
-    ({"tokenizer": "bert"}, TypeError, "tokenizer must be the model's tokenizer, got the string 'bert'"),
-    ({"tokenizer": hf.ByT5Tokenizer()}, ValueError, "tokenizer must be a fast one"),
-    ({"sentences": [Sentence(("a",))]}, ValueError, r"none has: \{'no dependencies': 1\}; see read_conllu"),
-    ({"sentences": ["a cat"]}, TypeError, "must hold those of read_conllu or read_frames, got str"),
-    ({"sentences": random_sentences(1)[0]}, TypeError, r"such as \[sentence\], got Sentence"),
-    ({"sentences": []}, ValueError, "sentences must have dependencies"),
-    ({"sentences": None}, TypeError, "sentences must be a corpus or a list, .*got NoneType"),
-    ({"subtypes": "no"}, TypeError, "subtypes must be True or False, got 'no'"),
-    ({"seed": None}, TypeError, "seed must be an integer, got None"),
-    ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
-    ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-    ({"model": "bert"}, TypeError, "model must be a transformers PreTrainedModel"),
+    ({"tokenizer": "bert"}, TypeError, "tokenizer"),
+    ({"sentences": [Sentence(("a",))]}, ValueError, "'no dependencies': 1.*read_conllu"),
+    ({"sentences": []}, ValueError, "sentences"),
+    ({"subtypes": "no"}, TypeError, "subtypes"),
+    ({"seed": None}, TypeError, "seed"),
+    ({"seed": -1}, ValueError, "seed"),
+    ({"batch_size": 0}, ValueError, "batch_size"),
 ])  # fmt: skip
-def test_invalid_arguments_are_refused(arguments, error, message):
+def test_invalid_arguments_are_refused(arguments, error, says):
     given = {"model": tiny("bert"), "tokenizer": wordpiece(), "sentences": random_sentences(3)} | arguments
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=says):
         dependency_accuracy(**given)
 
 
-def test_unknown_relations_directions_and_rare_relations_are_refused():
-    found = result(random_sentences(10), oracle_and_neighbours)
-    with pytest.raises(ValueError, match=r"relation must be .* or 'all', got 'nsubj'"):
-        found.accuracy("nsubj")
-    with pytest.raises(ValueError, match="direction must be 'dependent to head'"):
-        found.accuracy("x", "up")
-    with pytest.raises(ValueError, match="no relation has 999 items in each half"):
-        found.best(minimum=999)
-    for read in (found.best, found.to_frame, partial(compare_head_types, found, [[4, 3, 2, 1]])):
-        with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
-            read(minimum=1, confidence=95)
+FOUND = result(random_sentences(10), oracle_and_neighbours)
+ARC = sentence("ab", [0, 1])
+
+
+@pytest.mark.parametrize(("call", "error", "says"), [
+    (lambda: FOUND.accuracy("nsubj"), ValueError, "relation must be .* or 'all'"),
+    (lambda: FOUND.accuracy("x", "up"), ValueError, "direction"),
+    (lambda: FOUND.best(minimum=999), ValueError, "no relation has 999 items"),
+    (lambda: FOUND.best("many"), TypeError, "minimum"),
+    *((lambda read=read: read(minimum=1, confidence=95), ValueError, "confidence")
+      for read in (FOUND.best, FOUND.to_frame, partial(compare_head_types, FOUND, [[4, 3, 2, 1]]))),
+    (lambda: compared([1, 2, 3, 4]), ValueError, r"\(1, 4\) of layers \[0\], got \(4,\)"),
+    (lambda: compared(SimpleNamespace(share=[[1, 2, 3, 4]], layers=(1,))), ValueError, r"got \(1, 4\) of layers \[1\]"),
+    (lambda: compared([[1, 2, 3, 4]], heads=3), ValueError, "heads must be at most 2"),
+    (lambda: compared([[float("nan"), 1, float("inf"), float("nan")]]), ValueError, "heads"),
+    (lambda: dependency_distances([Sentence(("a",))]), ValueError, "has none; see read_conllu"),
+    (lambda: dependency_distances([sentence("a", [0])]), ValueError, "a dependency between two words"),
+    (lambda: dependency_distances(["a"]), TypeError, "sentences .*got str"),
+    (lambda: dependency_distances([ARC]).histogram("obj"), ValueError, "relation must be 'dep' or 'all'"),
+    (lambda: dependency_distances([ARC], punctuation="no"), TypeError, "punctuation"),
+    (lambda: plots.head_types(compared([[0.9, 0.8, 0.1, 0.2]]), direction="up"), ValueError, "direction"),
+])  # fmt: skip
+def test_invalid_questions_are_refused(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
 
 
 def test_one_result_is_read_at_any_confidence():
@@ -478,16 +486,6 @@ def test_both_types_have_the_same_number_of_heads_and_nan_is_neither():
     types = compared(SimpleNamespace(share=torch.tensor([[0.9, float("nan"), 0.1, 0.5]])))
     assert types.positional.tolist() == [[True, False, False, False]]
     assert types.contextual.tolist() == [[False, False, True, False]]
-    with pytest.raises(ValueError, match=r"share must be of the same model, \(1, 4\) of layers \[0\], got \(4,\)"):
-        compared([1, 2, 3, 4])
-    with pytest.raises(ValueError, match=r"got \(1, 4\) of layers \[1\]"):
-        compared(SimpleNamespace(share=[[1, 2, 3, 4]], layers=(1,)))
-    with pytest.raises(ValueError, match="heads must be at most 2"):
-        compared([[1, 2, 3, 4]], heads=3)
-    with pytest.raises(ValueError, match="share must be known for at least 2 heads, 1 of 4 are finite"):
-        compared([[float("nan"), 1, float("inf"), float("nan")]])
-    with pytest.raises(TypeError, match="accuracy must come from dependency_accuracy"):
-        compare_head_types(None, [[1, 2]])
 
 
 def test_distances_exclude_the_root_and_count_heads_on_the_right():
@@ -509,6 +507,7 @@ def test_without_punctuation_only_words_are_counted():
 
 
 @given(st.integers(0, 999))
+@settings(max_examples=15)
 def test_distances_agree_with_numpy_on_random_trees(seed):
     sentences = random_sentences(5, seed)
     found = dependency_distances({"en": sentences, "xx": sentences[:3]})
@@ -526,26 +525,11 @@ def test_distances_agree_with_numpy_on_random_trees(seed):
     assert dict(found.sentences) == {"en": 5, "xx": 3}
 
 
-def test_sentences_without_distances_are_refused():
-    with pytest.raises(ValueError, match="has none; see read_conllu"):
-        dependency_distances([Sentence(("a",))])
-    with pytest.raises(ValueError, match="a dependency between two words"):
-        dependency_distances([sentence("a", [0])])
-    with pytest.raises(TypeError, match="got str"):
-        dependency_distances(["a"])
-    with pytest.raises(TypeError, match=r"such as \[sentence\], got Sentence"):
-        dependency_distances(sentence("ab", [0, 1]))
-    with pytest.raises(ValueError, match="relation must be 'dep' or 'all', got 'obj'"):
-        dependency_distances([sentence("ab", [0, 1])]).histogram("obj")
-
-
 def test_figures_show_the_numbers_of_the_tables():
     types = compared([[0.9, 0.8, 0.1, 0.2]])
     _, ax = plots.head_types(types)
     assert ax.get_yticklabels()[0].get_text() == "near* (1.0)"
     assert ax.get_xlabel() == "accuracy, dependent to head"
-    with pytest.raises(ValueError, match="direction must be"):
-        plots.head_types(types, direction="up")
     found = dependency_distances({"en": random_sentences(5), "xx": [sentence("ab", [2, 0])]})
     _, ax = plots.distances(found, relation="x")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["en"]
@@ -579,17 +563,3 @@ def test_a_real_model_has_heads_for_objects_and_determiners(path):
     for relation in ("all",) if path.parent == EXAMPLES else ("obj", "det"):
         assert rows.loc[relation, "accuracy"] > rows.loc[relation, "baseline"] + 0.1
         assert rows.loc[relation, "q"] < 0.05
-
-
-def test_invalid_corpora_and_options_are_refused():
-    for sentences, message in (
-        (None, "a corpus or a list, .*got NoneType"),
-        ({"en": 3}, "a corpus or a list, .*got int"),
-        ({"en": random_sentences(1)[0]}, "a corpus or a list, .*got Sentence"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            dependency_distances(sentences)
-    with pytest.raises(TypeError, match="punctuation must be True or False, got 'no'"):
-        dependency_distances(random_sentences(2), punctuation="no")
-    with pytest.raises(TypeError, match="minimum must be an integer, got 'many'"):
-        result(random_sentences(10), oracle_and_neighbours).best("many")

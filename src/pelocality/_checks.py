@@ -144,8 +144,5 @@ def check_dataset(name: str, value: Any) -> None:
     import datasets  # loaded here, because metrics do without datasets
 
     if not isinstance(value, datasets.Dataset):
-        advice = f"of several splits take one, as in {name}['test']"
-        if isinstance(value, datasets.IterableDataset):
-            advice = f"of a streamed one make datasets.Dataset.from_list(list({name}))"
-        given = f"{type(value).__name__}; {advice}"
-        raise TypeError(f"{name} must be a datasets.Dataset, such as pelocality.probes makes, got {given}")
+        advice = f"take one of several splits, {name}['test'], or datasets.Dataset.from_list(list({name})) of a stream"
+        raise TypeError(f"{name} must be a datasets.Dataset, such as of a probe, got {type(value).__name__}; {advice}")

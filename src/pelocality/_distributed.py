@@ -4,7 +4,8 @@ Without an initialised process group, or in a group of one, each function return
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,34 +23,28 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def part_of_process(items: Sequence[T]) -> Sequence[T]:
-    """Return the items that fall to this process, every ``size``-th one; all processes must be given the same items.
-
-    A part may be empty.
-    """
+    """Return the items of this process, some in a row or none; all processes must be given the same items."""
     rank, size = rank_and_size()
-    return items[rank::size]
+    return items[len(items) * rank // size : len(items) * (rank + 1) // size]
 
 
-def gathered(part: Sequence[T], total: int | None = None) -> list[T]:
-    """Return the results of all processes, in the order of the items that `part_of_process` divided.
+def gathered(part: Iterable[T], total: int | None = None) -> list[T]:
+    """Return the results of all processes in the order of the processes.
 
     Args:
-        part: One result for each item of this process.
-        total: Number of all items, which is checked.
+        part: The results of this process, such as one for each item of `part_of_process`.
+        total: Number of all results, which is checked.
 
     Raises:
-        ValueError: The parts are not those of as many items: the processes were given different ones.
+        ValueError: The results are not as many: the processes were given different items.
     """
-    _, size = rank_and_size()
     parts: list[Any] = [list(part)]
-    if size > 1:
-        parts = [None] * size
-        dist.all_gather_object(parts, list(part), group=_cpu_group(dist.group.WORLD))
-    whole: list[Any] = [None] * sum(map(len, parts))
-    if [len(whole[k::size]) for k in range(size)] != list(map(len, parts)) or total not in (None, len(whole)):
-        raise ValueError(f"all processes must be given the same items, got {[len(each) for each in parts]} results")
-    for k, each in enumerate(parts):
-        whole[k::size] = each
+    if rank_and_size()[1] > 1:
+        parts *= rank_and_size()[1]
+        dist.all_gather_object(parts, parts[0], group=_cpu_group(dist.group.WORLD))
+    whole = list(itertools.chain(*parts))
+    if total not in (None, len(whole)):
+        raise ValueError(f"all processes must be given the same items, got {list(map(len, parts))} results")
     return whole
 
 

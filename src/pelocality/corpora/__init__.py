@@ -9,8 +9,7 @@ from pelocality.corpora.constituents import (
     parse_bracketed as parse_bracketed,
     phrases as phrases,
 )
-from pelocality.corpora.corpus import Corpus as Corpus
-from pelocality.corpora.examples import example_data as example_data
+from pelocality.corpora.corpus import Corpus as Corpus, example_data as example_data
 from pelocality.corpora.pairs import (
     plain_sentence as plain_sentence,
     read_pairs as read_pairs,

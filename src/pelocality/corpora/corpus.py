@@ -1,4 +1,4 @@
-"""A corpus: items read lazily from a source, anew at each pass, with a count of those left out."""
+"""A corpus: items read lazily from a source, with a count of those left out; and the files of the example corpus."""
 
 import functools
 import itertools
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from pelocality._checks import check_choice
 from pelocality.corpora._records import Record
 from pelocality.corpora.sentence import Dropped
 
@@ -78,29 +79,48 @@ class Corpus(Generic[T]):
             logger.info("%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in dropped.items()))
 
     def __getitem__(self, index: int) -> T:
-        """Return an item, reading up to it."""
-        if not isinstance(index, int) or index < 0:
-            raise TypeError(f"a corpus gives single items from 0 on, got {index!r}; list(corpus) gives all")
+        """Return the item of a number from 0 on, reading up to it."""
         for item in itertools.islice(self, index, None):
             return item
         raise IndexError(f"corpus {self.name!r} has no item {index}")
-
-    def __len__(self) -> int:
-        raise TypeError("a corpus is as long as what can be read of it; len(list(corpus)) reads it")
-
-    def __bool__(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return f"Corpus({self.name!r})"
 
 
-def file_corpus(path: str | Path, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
+def file_corpus(path: Any, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
     """Return the corpus of a file, which must exist."""
-    given_path: object = path
-    if not isinstance(given_path, str | os.PathLike):
-        given = f"got a {type(path).__name__}; read_pairs reads the rows of a Dataset, a data frame or a list"
-        raise TypeError(f"path must be the name of a file, {given}, and read_texts a list of texts")
+    if not isinstance(path, str | os.PathLike):
+        advice = "read_pairs reads the rows of a Dataset, a data frame or a list, and read_texts a list of texts"
+        raise TypeError(f"path must be the name of a file, got a {type(path).__name__}; {advice}")
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}; read_texts takes texts in a list")
     return Corpus(str(path), functools.partial(records, Path(path)), read)
+
+
+def example_data(name: str) -> Path:
+    """Return a file of the small corpus that was written for this library, to try readers and probes.
+
+    The corpus is far too small to measure a model.
+
+    Args:
+        name: The name of the file, such as ``"nli_pairs.jsonl"``; the folder ``examples/data`` of the repository has a
+            README that describes each of them.
+
+    Returns:
+        Where the file lies: in the installed package, or in the clone that an editable installation uses.
+
+    Raises:
+        ValueError: There is no file of this name.
+
+    Examples:
+        >>> from pelocality import read_snli
+        >>> next(iter(read_snli(example_data("nli_pairs.jsonl")))).premise.text
+        'A girl is pushing her little brother on a swing.'
+    """
+    package = Path(__file__).parents[1]
+    folder = package / "example_data"
+    if not folder.exists():
+        folder = package.parents[1] / "examples" / "data"
+    check_choice("name", name, sorted(path.name for path in folder.iterdir() if path.suffix != ".md"))
+    return folder / name

@@ -9,7 +9,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from pelocality._checks import are_names
+from pelocality._checks import are_names, check_choice
 from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, file_corpus
@@ -54,7 +54,7 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
         ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
-    is_table = isinstance(path, str | Path) and _suffix(path) in (".txt", ".tsv")
+    is_table = _suffix(path) in (".txt", ".tsv")
     return file_corpus(path, functools.partial(table_rows, tabs=True) if is_table else json_lines, _read_snli_row)
 
 
@@ -77,14 +77,14 @@ def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
-            found = _parsed(parses[name], texts[name])
+            aligned = _parsed(parses[name], texts[name])
         except SeveralWordsError:
             return Dropped("a node of the parse holds several words")
         except ValueError as error:
             raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
-        if found is None:  # a text made from the parse would not be the text of the corpus
+        if aligned is None:  # a text made from the parse would not be the text of the corpus
             return Dropped("text and parse disagree")
-        words, spaces, constituents = found
+        words, spaces, constituents = aligned
         constituents = replace(constituents, source=f"{name}_parse of {where}")
         sides.append(Sentence(words, spaces, f"{uid}/{side}", "en", constituents=constituents, source=where))
     return Pair(sides[0], sides[1], label, uid, where)
@@ -143,35 +143,27 @@ def read_pairs(
         >>> pair.hypothesis.words, pair.hypothesis.text, pair.label
         (("It's", 'asleep', '.'), "It's asleep.", 'entailment')
     """
-    # a data frame may have a column of this name
-    features = getattr(source, "features", None)
+    features = getattr(source, "features", None)  # a data frame may have a column of this name
     declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
-    if label_names is None:
-        label_names = declared
     if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
     _check_parser(parser)
-    names = None if label_names is None else list(label_names)  # [0] of a pandas series is the row with the index 0
+    names = declared if label_names is None else list(label_names)  # [0] of a series is the row with the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
     read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
     if isinstance(source, str | Path):
-        suffix = _suffix(source)
-        if suffix in (".jsonl", ".json"):
-            return file_corpus(source, json_lines, read)
-        if suffix in (".tsv", ".txt", ".csv"):
-            return file_corpus(source, functools.partial(table_rows, tabs=suffix != ".csv"), read)
-        wanted = "source must end in .jsonl, .tsv, .txt or .csv"
-        raise ValueError(f"{wanted}, got {str(source)!r}; or pass the rows themselves")
+        records = dict.fromkeys((".jsonl", ".json"), json_lines)
+        records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
+        check_choice("the end of source", _suffix(source), records)
+        return file_corpus(source, records[_suffix(source)], read)
     name = type(source).__name__
-    if isinstance(source, Mapping):
-        advice = "of several splits take one, as in source['test']; of columns make datasets.Dataset.from_dict(source)"
-        raise TypeError(f"source must be a file, or rows, got a {name}; {advice}")
-    if not isinstance(source, Iterable) or iter(source) is iter(source):  # an iterator can be read only once
-        raise TypeError(f"source must be a file, or rows that can be read again (make it a list), got a {name}")
-    # iterating over a data frame yields its columns, not its rows
+    # an iterator can be read only once
+    if isinstance(source, Mapping) or not isinstance(source, Iterable) or iter(source) is iter(source):
+        advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
+        raise TypeError(f"source must be a file, or rows that can be read again, got a {name}; {advice}")
     rows: Any = source
-    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # a data frame yields its columns
     return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
@@ -189,17 +181,15 @@ class _PairReader:
 
     def __call__(self, row: Any, where: str) -> Pair | Dropped:
         row = json_object(row) if isinstance(row, str) else row
-        if not isinstance(row, Mapping):
-            advice = "; read dataset.with_format(None)" if hasattr(row, "columns") else ""  # the row is a table itself
-            raise ValueError(f"a row must be a mapping of fields, got {brief(row)}{advice}")
-        advice = "; name one with label=, None for pairs without labels"
+        if not isinstance(row, Mapping):  # a formatted dataset yields tables
+            raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
+        advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
         label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
         if self.label and label is None:
             return NO_GOLD_LABEL
-        names = {"premise": self.premise, "hypothesis": self.hypothesis}
-        texts = [field(row, name, str, "a text", f"; name one with {side}=") for side, name in names.items()]
+        texts = [field(row, name, str, "a text", advice) for name in (self.premise, self.hypothesis)]
         uid = identifier(row, self.uid) if self.uid else where
-        first, second = parsed(self.parser or _plain, texts, self.language)
+        first, second = parsed(self.parser or _without_structure, texts, self.language)
         return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
@@ -225,7 +215,7 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
         [('A', 'cat', 'naps', '.'), ("It's", 'old', '.')]
     """
     _check_parser(parser)
-    read = functools.partial(_read_text, parser=parser or _plain, language=language_code(language))
+    read = functools.partial(_read_text, parser=parser or _without_structure, language=language_code(language))
     if isinstance(texts, str | Path):
         return file_corpus(texts, text_lines, read)
     name = type(texts).__name__
@@ -247,13 +237,13 @@ def _check_parser(parser: Any) -> None:
 
 def parsed(parser: Parser, texts: Sequence[str], language: str) -> list[Sentence]:
     """Return the sentence that a parser makes of each text, in the language given where the parser names none."""
-    found = list(parser(texts))
-    if len(found) != len(texts) or not all(isinstance(sentence, Sentence) for sentence in found):
-        raise ValueError(f"parser must return one Sentence per text, returned {brief(found)} for {len(texts)}")
-    return [sentence if sentence.language else replace(sentence, language=language) for sentence in found]
+    sentences = list(parser(texts))
+    if len(sentences) != len(texts) or not all(isinstance(sentence, Sentence) for sentence in sentences):
+        raise ValueError(f"parser must return one Sentence per text, returned {brief(sentences)} for {len(texts)}")
+    return [sentence if sentence.language else replace(sentence, language=language) for sentence in sentences]
 
 
-def _plain(texts: Sequence[str]) -> list[Sentence]:
+def _without_structure(texts: Sequence[str]) -> list[Sentence]:
     return [plain_sentence(text) for text in texts]
 
 
@@ -261,17 +251,16 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
     import pandas as pd
 
-    shape = getattr(value, "shape", None)
-    if shape == ():  # a scalar of numpy or torch
+    if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
-    text = str(value).strip()
+    text = str(int(value) if isinstance(value, bool) else value).strip()
     if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
     try:
-        number = -1.0 if shape else float(value)  # numpy 2.0 still takes an array of one number
-    except (TypeError, ValueError):
+        number = float(text)
+    except ValueError:
         number = -1.0
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
@@ -312,7 +301,6 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         The sentence, whose ``text`` is the one given without white space at its ends.
 
     Raises:
-        TypeError: It is not a text.
         ValueError: ``language`` is not an ISO code.
 
     Examples:
@@ -321,8 +309,6 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         >>> plain_sentence("他来了。").words
         ('他来了', '。')
     """
-    if not isinstance(text, str):
-        raise TypeError(f"text must be a string, got {brief(text)}")
     pattern_text = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
     found = align([text[match.start() : match.end()] for match in _WORD.finditer(pattern_text)], text)
     words, spaces = found or ((), ())

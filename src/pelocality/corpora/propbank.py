@@ -50,7 +50,7 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
 
     Raises:
         FileNotFoundError: The file does not exist.
-        TypeError: ``words`` can be read only once, or holds something else than sentences.
+        TypeError: ``words`` can be read only once.
         ValueError: While reading, with file and line: a row has too few columns or an unknown cell, the words are
             withheld and ``words`` is None, or a sentence of ``words`` has no tags.
 
@@ -99,16 +99,16 @@ def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
 def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence | None]:
     """Return the words of each sentence, None where they are not found: whole sentences first, then words in a row."""
     ours = list(words)
-    tags = [_tags(sentence) for sentence in ours]
+    tags = [_penn_tags(sentence) for sentence in ours]
     theirs = [tuple(row[_TAG] if len(row) > _TAG else "" for row in rows) for rows in sentences]
     found: list[Sentence | None] = [None] * len(sentences)
-    for other, place in _places(tags, theirs).items():
+    for other, place in _matched_places(tags, theirs).items():
         if len(tags[place]) == len(theirs[other]):
             found[other] = ours[place]
     if None in found:
         forms = [form for sentence in ours for form in sentence.words]
         edges = {0, *itertools.accumulate(map(len, tags))}
-        places = _places([*itertools.chain(*tags)], [*itertools.chain(*theirs)])
+        places = _matched_places([*itertools.chain(*tags)], [*itertools.chain(*theirs)])
         last = 0
         for number, rows in enumerate(sentences):
             first, last = last, last + len(rows)
@@ -122,17 +122,15 @@ def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence 
     return found
 
 
-def _tags(sentence: Sentence) -> tuple[str, ...]:
+def _penn_tags(sentence: Sentence) -> tuple[str, ...]:
     """Return the Penn Treebank tags of a sentence."""
-    if not isinstance(sentence, Sentence):
-        raise TypeError(f"words must hold sentences, as read_conllu makes them, got {type(sentence).__name__}")
     tags = sentence.constituents.tags if sentence.constituents else getattr(sentence.dependencies, "xpos", None)
     if tags is None:
         raise ValueError(f"words must have Penn Treebank tags, sentence {sentence.uid!r} has none; see read_conllu")
     return tags
 
 
-def _places(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> dict[int, int]:
+def _matched_places(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> dict[int, int]:
     """Return the place of each of theirs among ours: equal ones, or as many others between two equal ones."""
     places: dict[int, int] = {}
     for _, start, end, other, last in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
@@ -142,16 +140,16 @@ def _places(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> dict[int, i
 
 
 def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
-    rows, columns, known = block
+    rows, columns, of_treebank = block
     if len({len(row) for row in rows}) > 1:
         return Dropped("rows of different lengths")
     least = _CONLL_FRAMES + 1 if columns.stop else _FRAMES
     if len(rows[0]) < least or not all(row[_TREE].count("*") == 1 for row in rows):
         raise ValueError(f"rows must have {_COLUMNS}, got {' '.join(rows[0])!r}")
-    if known is not None and not known.words:
+    if of_treebank is not None and not of_treebank.words:
         return Dropped("words not found")
     # OntoNotes writes some marks as "/.", "/?" and "/-"
-    forms = known.words if known else tuple(re.sub(r"^/(?=[.?-]$)", "", row[_WORD]) for row in rows)
+    forms = of_treebank.words if of_treebank else tuple(re.sub(r"^/(?=[.?-]$)", "", row[_WORD]) for row in rows)
     if set(forms) == {_WITHHELD}:
         raise ValueError(f"words are withheld ({_WITHHELD}); pass words=, the sentences of this document in a treebank")
     tree = ""
@@ -165,7 +163,7 @@ def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
     if len(leaves) != len(rows):
         return Dropped("brackets that make no tree")
     cells = zip(*(row[columns] for row in rows), strict=True)
-    sentence = known or Sentence(leaves)
+    sentence = of_treebank or Sentence(leaves)
     return replace(
         sentence,
         # spaces that were guessed are guessed again, from the tags of this tree

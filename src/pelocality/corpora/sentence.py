@@ -218,14 +218,13 @@ class Sentence:
     spacing: str = "corpus"
 
     def __post_init__(self) -> None:
-        given: object = self.words
-        if isinstance(given, str):
-            raise TypeError(f"words must be a list of words, got the text {given!r}; plain_sentence splits it")
-        object.__setattr__(self, "words", tuple(self.words))
+        words: Any = self.words
+        if isinstance(words, str):
+            raise TypeError(f"words must be a list of words, got the text {words!r}; plain_sentence splits it")
+        object.__setattr__(self, "words", tuple(words))
         object.__setattr__(self, "language", language_code(self.language))
-        for word in self.words:
-            _check_text("words", word)
-        _check_text("uid", self.uid)
+        if not all(isinstance(word, str) for word in (*self.words, self.uid)):
+            raise TypeError(f"words and uid must be text, got {self.words} and {self.uid!r}")
         if not all(self.words):
             raise ValueError(f"words must not be empty strings, sentence {self.uid!r} has {self.words}")
         self._check_layers()
@@ -233,28 +232,12 @@ class Sentence:
             object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
             object.__setattr__(self, "spacing", "rule")
 
-    def _check_kinds(self) -> None:
-        """Refuse layers of other types: a bracketed tree, a frame by itself, plain tuples."""
+    def _check_layers(self) -> None:
+        """Refuse layers that are not made by their classes, and those that do not fit the words."""
         for name, kind in (("constituents", Constituents), ("dependencies", Dependencies)):
             layer = getattr(self, name)
             if not isinstance(layer, kind | None):
                 raise TypeError(f"{name} must be {kind.__name__} or None, got {brief(layer)} in {self.uid!r}")
-        frames: Any = self.frames or ()
-        if isinstance(frames, Frame):
-            raise TypeError(f"frames must be a tuple, such as (frame,), got one Frame in {self.uid!r}")
-        spans: Any = self.constituents.spans if self.constituents else ()
-        held: list[tuple[str, type, Any]] = [("frames", Frame, frames), ("spans of constituents", Constituent, spans)]
-        held += [("arguments of a frame", Argument, getattr(frame, "arguments", ())) for frame in frames]
-        for name, wanted, values in held:
-            for value in values:
-                if not isinstance(value, wanted):
-                    raise TypeError(f"{name} must be {wanted.__name__}, got {brief(value)} in {self.uid!r}")
-        for span in spans:
-            if isinstance(span.labels, str):
-                raise TypeError(f"labels of a constituent must be a tuple, such as ('NP',), got {span.labels!r}")
-
-    def _check_layers(self) -> None:
-        self._check_kinds()
         n = len(self.words)
         layers = {"spaces": self.spaces or None, "constituents.tags": getattr(self.constituents, "tags", None)}
         for name in ("heads", "relations", "upos", "features", "xpos"):
@@ -262,14 +245,16 @@ class Sentence:
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
-        for space in self.spaces:
-            if not isinstance(space, str) or space.strip():
-                raise ValueError(f"spaces must be the white space after each word, got {space!r} in {self.uid!r}")
+        if "".join(self.spaces).strip():
+            raise ValueError(f"spaces must be the white space after each word, got {self.spaces!r} in {self.uid!r}")
         check_apart(self.multiword_tokens)
+        phrases = self.constituents.spans if self.constituents else ()
+        if any(isinstance(phrase.labels, str) for phrase in phrases):
+            raise TypeError(f"labels of a constituent must be a tuple, such as ('NP',), got text in {self.uid!r}")
         spans = [(start, end) for start, end, _ in self.multiword_tokens]
-        spans += [(c.start, c.end) for c in (self.constituents.spans if self.constituents else ())]
+        spans += [(phrase.start, phrase.end) for phrase in phrases]
         for frame in self.frames or ():
-            spans += [frame.verb, *((a.start, a.end) for a in frame.arguments)]
+            spans += [frame.verb, *((argument.start, argument.end) for argument in frame.arguments)]
         for start, end in spans:
             if not 0 <= start < end <= n:
                 raise ValueError(f"spans must lie within the {n} words, got [{start}, {end}) in {self.uid!r}")
@@ -301,12 +286,6 @@ class Sentence:
                 found.append((start, end))
         return tuple(found)
 
-    @functools.cached_property
-    def _places(self) -> list[int]:
-        """Where each word begins in the text, and where a word after the last would; without multiword tokens."""
-        lengths = (len(word) + len(space) for word, space in zip(self.words, self.spaces, strict=True))
-        return [0, *itertools.accumulate(lengths)]
-
     def surface(self, start: int, end: int) -> str:
         """Return some words as they are in the text.
 
@@ -317,11 +296,6 @@ class Sentence:
         Returns:
             The words with the spaces between them; a multiword token within is written as one token.
         """
-        if not self.multiword_tokens and start < end:
-            return self.text[self._places[start] : self._places[end - 1] + len(self.words[end - 1])]
-        return self._joined(start, end)
-
-    def _joined(self, start: int, end: int) -> str:
         pieces = []
         for _, last, form in surface_forms(self.words, self.multiword_tokens, start, end):
             pieces += [form, self.spaces[last - 1]]
@@ -330,7 +304,7 @@ class Sentence:
     @functools.cached_property
     def text(self) -> str:
         """The sentence as plain text."""
-        return self._joined(0, len(self.words))
+        return self.surface(0, len(self.words))
 
     @property
     def automatic(self) -> bool:
@@ -395,12 +369,6 @@ def surface_forms(
         start = last
 
 
-def _check_text(name: str, value: object, wanted: str = "text") -> None:
-    """Raise a TypeError unless a value is a string."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be {wanted}, got {value!r}")
-
-
 @dataclass(frozen=True)
 class Pair:
     """A premise, a hypothesis and the label between them.
@@ -413,7 +381,7 @@ class Pair:
         source: File and line, or another name of the origin.
 
     Raises:
-        TypeError: A side is not a sentence.
+        TypeError: A side is not a sentence, or the label or the uid is not text.
     """
 
     premise: Sentence
@@ -423,9 +391,8 @@ class Pair:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_text("uid", self.uid)
-        if self.label is not None:
-            _check_text("label", self.label, "a label's name or None")
-        for side, given in (("premise", self.premise), ("hypothesis", self.hypothesis)):
-            if not isinstance(given, Sentence):
-                raise TypeError(f"{side} must be a Sentence, got {type(given).__name__}; read_pairs makes them of text")
+        kinds = {"premise": Sentence, "hypothesis": Sentence, "label": str | None, "uid": str}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                advice = "read_pairs makes pairs of texts"
+                raise TypeError(f"{name} must be {kind}, got {brief(getattr(self, name))}; {advice}")

@@ -1,5 +1,6 @@
 """Models, or callables in their place: their check, their name, and the scores that they return as an array."""
 
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,10 @@ from pelocality.models.sequence_model import SequenceModel
 
 def check_callable(model: Any, loader: str) -> None:
     """Raise a TypeError unless something in place of a model can be called on texts, and is not its tokenizer."""
-    swapped, is_class = hasattr(model, "all_special_ids"), isinstance(model, type) and issubclass(model, nn.Module)
-    of_pipeline = isinstance(model, Pipeline)
-    if not callable(model) or swapped or is_class or of_pipeline:
-        given = f"the class {model.__name__}" if is_class else type(model).__name__
-        order = "that is a tokenizer: pass the model first, then its tokenizer"
-        advice = order if swapped else "pass its .model and .tokenizer" if of_pipeline else f"load it with {loader}"
-        raise TypeError(f"model must be a transformers model or a callable, got {given}; {advice}")
+    is_class = isinstance(model, type) and issubclass(model, nn.Module)
+    if not callable(model) or is_class or isinstance(model, Pipeline) or hasattr(model, "all_special_ids"):
+        advice = f"load it with {loader}, take the .model of a pipeline, and pass the model first, then its tokenizer"
+        raise TypeError(f"model must be a transformers model or a callable, got {brief(model)}; {advice}")
 
 
 def name_of(model: Any) -> str:

@@ -26,23 +26,17 @@ def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
         raise ValueError(f"label_names must name the model's {len(configured)} classes, got {len(names)}: {names}")
     expected = [normalised_label(name) for name in configured]
     if sorted(expected) == sorted(names) and expected != names:
-        logger.warning(
-            "label_names= orders the classes %s, the model's config %s; label_names= is used", names, expected
-        )
+        logger.warning("label_names= orders the classes %s, the config %s; label_names= is used", names, expected)
     return names
 
 
 def given_names(label_names: Sequence[str]) -> list[str]:
-    """Return the normalised names of classes, after refusing all but a list of different names, two or more."""
+    """Return the normalised names of classes, after refusing all but a list of different names."""
     if not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of class names in the order of the logits, got {label_names!r}")
     plain = [normalised_label(name) for name in label_names]
-    if len(plain) < 2:
-        raise ValueError(f"label_names must name at least 2 classes, got {plain}")
     if len(set(plain)) < len(plain):
-        raise ValueError(
-            f"class names must differ, got {', '.join(label_names)}; pass label_names= that differ, in their order"
-        )
+        raise ValueError(f"class names must differ, got {plain}; pass label_names= that differ, in their order")
     return plain
 
 

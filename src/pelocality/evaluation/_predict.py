@@ -39,8 +39,8 @@ class Classifier:
         max_length: int | None,
     ) -> None:
         _check_head(model)
-        self.known = SequenceModel(model)
-        config = self.known.with_head.config
+        self.sequence_model = SequenceModel(model)
+        config = self.sequence_model.with_head.config
         self.classes = _labels.class_names(config, label_names)
         check_tokenizer(tokenizer)
         if batch_size > 1 and config.get_text_config().pad_token_id is None:
@@ -50,8 +50,8 @@ class Classifier:
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
         # the tokenizer's limit is the number of positions that the model was trained with
-        trained = None if self.known.positions_disabled else tokenizer.model_max_length
-        limits = [limit for limit in (max_length, trained, self.known.longest) if limit]
+        trained = None if self.sequence_model.positions_disabled else tokenizer.model_max_length
+        limits = [limit for limit in (max_length, trained, self.sequence_model.longest) if limit]
         self.limit = min(limits, default=sys.maxsize)
         self.truncated: set[Texts] = set()
 
@@ -60,7 +60,7 @@ class Classifier:
         encoded = self._encoded(texts)
         lengths = [len(ids) for ids in encoded["input_ids"]]
         predictions: list[Prediction] = [("", 0.0)] * len(texts)
-        with self.known.inference():
+        with self.sequence_model.inference():
             for chosen in batches_of_equal_length(lengths, self.batch_size):
                 batch = {name: torch.tensor([column[i] for i in chosen]) for name, column in encoded.items()}
                 best = on_float64_device(self._logits(batch)).double().softmax(-1).max(-1)  # from (batch, classes)
@@ -76,43 +76,19 @@ class Classifier:
         if over:
             self.truncated.update(over)
             encoded = self.tokenizer(*columns, padding=False, truncation=True, max_length=self.limit)
-        for text, ids in zip(texts, encoded["input_ids"], strict=True):
-            if not ids:
-                given = ", ".join(map(repr, text))
-                raise ValueError(f"the texts of the probe must have tokens, {given} has none; remove such rows")
-        self._check_ends(texts, encoded["input_ids"])
         return encoded
-
-    def _check_ends(self, texts: Sequence[Texts], rows: Sequence[list[int]]) -> None:
-        """Refuse texts that an encoder-decoder, which reads the class off the last eos token, would not find."""
-        config = self.known.with_head.config
-        if not getattr(config, "is_encoder_decoder", False) or not isinstance(config.eos_token_id, int):
-            return
-        counts = [row.count(config.eos_token_id) for row in rows]
-        if 0 in counts:
-            name = type(self.tokenizer).__name__
-            raise ValueError(
-                f"tokenizer must end a text with the model's eos token, {config.eos_token_id}; {name} does not"
-            )
-        least = min(counts)
-        for text, number in zip(texts, counts, strict=True):
-            if number > least:
-                given = ", ".join(map(repr, text))
-                raise ValueError(f"the texts of the probe must not hold the eos token, {given} does; remove such rows")
 
     def _logits(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the logits (batch, classes) on the CPU."""
-        self.known.check_ids(inputs["input_ids"])
-        device, size = self.known.device, len(inputs["input_ids"])
-        outputs = self.model(**{name: tensor.to(device) for name, tensor in inputs.items()})
+        self.sequence_model.check_ids(inputs["input_ids"])
+        outputs = self.model(**{name: tensor.to(self.sequence_model.device) for name, tensor in inputs.items()})
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
-        if logits is None or logits.shape != (size, len(self.classes)):
-            got = None if logits is None else tuple(logits.shape)
-            wanted = f"{(size, len(self.classes))}, as AutoModelForSequenceClassification does"
-            raise ValueError(f"model must return logits {wanted}, {type(self.known.with_head).__name__} returned {got}")
+        wanted = (len(inputs["input_ids"]), len(self.classes))
+        if logits is None or logits.shape != wanted:
+            name = type(self.sequence_model.with_head).__name__
+            raise ValueError(f"{name} must return logits {wanted}, as AutoModelForSequenceClassification does")
         if not logits.amax(-1).isfinite().all():  # a class that cannot be predicted may have -inf
-            name = type(self.model).__name__
-            raise ValueError(f"{name} returned logits that are NaN or infinite; check its weights and precision")
+            raise ValueError("model returned logits that are NaN or infinite; check its weights and precision")
         return logits.cpu()
 
 
@@ -125,9 +101,6 @@ def _check_head(model: Any) -> None:
     if isinstance(model, PreTrainedModel) and any(name in names.values() for names in _WITHOUT_CLASSES):
         advice = "load it with AutoModelForSequenceClassification"
         raise ValueError(f"model must have a classification head, {name} has none; {advice}")
-    if hasattr(model, "encode") or hasattr(model, "predict"):  # a model of sentence-transformers
-        advice = "of a CrossEncoder pass its .model, of other models a function of the texts, and label_names="
-        raise ValueError(f"model must accept the inputs of a transformers classifier, {name} does not; {advice}")
 
 
 class CallableClassifier:
@@ -138,33 +111,27 @@ class CallableClassifier:
         self.classes = None if label_names is None else _labels.given_names(label_names)
         names = {_labels.ENTAILMENT, NOT_ENTAILMENT, *_labels.OTHERS}
         # no known names without labels: then every name is accepted
-        self.known = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
+        self.names = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
         self.truncated: set[Texts] = set()
 
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
         """Return the class of each text, in order; the probability is unknown."""
-        found = self.function(*(list(column) for column in zip(*texts, strict=True)))
-        if isinstance(found, Mapping) or hasattr(found, "iterrows"):  # iteration would give the names of columns
-            raise TypeError(
-                f"model must return one label name for each text, or scores, got a {type(found).__name__}; "
-                "of a data frame of scores return .to_numpy(), and name its columns with label_names="
-            )
-        if not hasattr(found, "__len__") or len(found) != len(texts):
-            raise ValueError(f"model must return one prediction for each of {len(texts)} texts, got {brief(found)}")
-        if all(isinstance(name, str) for name in found):
-            names = [normalised_label(name) for name in found]
-            unknown = set(names) - self.known if self.known else set()
+        returned = self.function(*(list(column) for column in zip(*texts, strict=True)))
+        advice = "of a data frame return .to_numpy(), of a pipeline [result['label'] for result in results]"
+        wanted = f"model must return {len(texts)} label names, or scores of texts, got {brief(returned)}; {advice}"
+        # iterating over a table would give the names of columns
+        is_table = isinstance(returned, Mapping) or hasattr(returned, "iterrows")
+        if is_table or not hasattr(returned, "__len__") or len(returned) != len(texts):
+            raise ValueError(wanted)
+        if all(isinstance(name, str) for name in returned):
+            names = [normalised_label(name) for name in returned]
+            unknown = set(names) - self.names if self.names else set()
             if unknown:
-                raise ValueError(
-                    f"model predicted {sorted(unknown)}, not among {sorted(self.known)}; pass label_names="
-                )
+                raise ValueError(f"model predicted {unknown}, not among {sorted(self.names)}; pass label_names=")
             return [(name, float("nan")) for name in names]
-        scores = array_of(found)
+        scores = array_of(returned)
         if scores.ndim != 2 or scores.dtype.kind not in "iuf":
-            raise TypeError(
-                f"model must return one label name for each text, or scores, got {brief(found)}; "
-                "of a pipeline's results, return [result['label'] for result in results]"
-            )
+            raise ValueError(wanted)
         if self.classes is None or scores.shape[1] != len(self.classes):
             raise ValueError(f"scores of {scores.shape[1]} classes need label_names= to name them, got {self.classes}")
         if not np.isfinite(scores.max(1)).all():

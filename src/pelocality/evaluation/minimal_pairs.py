@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from reprlib import repr as brief
 from typing import Any
 
 import datasets
@@ -142,12 +143,9 @@ def evaluate_minimal_pairs(
     """
     count("batch_size", batch_size)
     check_dataset("pairs", pairs)
-    if not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
-        probe = "builder" in pairs.column_names
-        given = "a probe; call minimal_pairs(probe) first" if probe else pairs.column_names
+    if not len(pairs) or not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
+        given = f"{len(pairs)} rows of {pairs.column_names}; call minimal_pairs(probe) of a probe"
         raise ValueError(f"pairs must have sentence_good and sentence_bad, got {given}")
-    if not len(pairs):
-        raise ValueError("pairs is empty; probe_info(pairs).dropped has the reasons if minimal_pairs built it")
     frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
@@ -167,8 +165,6 @@ def _scores(
     model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None, batch_size: int, progress: bool
 ) -> tuple[str, list[float]]:
     """Return the name of the score, and the score of each text."""
-    if score is not None and not callable(score):
-        raise TypeError(f"score must be a function, such as pseudo_log_likelihood or log_likelihood, got {score!r}")
     if isinstance(model, nn.Module):
         function = score or _score_of_head(model)
         inner = getattr(function, "func", function)  # a functools.partial keeps its own keywords
@@ -182,8 +178,7 @@ def _scores(
         name, found = name_of(model), model(texts)
     values = array_of(found)
     if values.shape != (len(texts),) or values.dtype.kind not in "biuf":
-        wrong = f"shape {values.shape}, {values.dtype}"
-        raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {wrong}")
+        raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {brief(found)}")
     if np.isnan(values).any():
         text = texts[int(np.isnan(values).argmax())]
         raise ValueError(f"the score must be a number, got NaN for {text!r}; remove such pairs")
@@ -195,7 +190,6 @@ def _score_of_head(model: nn.Module) -> Score:
     refuse_two_texts(model)
     masked = has_head(model, MASKED)
     if masked == has_head(model, CAUSAL):
-        advice = f"load it with {LOADERS}, or pass score=pseudo_log_likelihood or log_likelihood"
-        name = type(SequenceModel(model).with_head).__name__
+        name, advice = type(SequenceModel(model).with_head).__name__, f"load it with {LOADERS}, or pass score="
         raise ValueError(f"{name} has no language-modelling head that fits one score; {advice}")
     return pseudo_log_likelihood if masked else log_likelihood

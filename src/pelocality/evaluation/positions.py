@@ -142,7 +142,7 @@ def loss_by_position(
         for chosen in batches_of_equal_length(lengths, batch_size):
             if lengths[chosen[0]] > 1:
                 batch = [rows[index] for index in chosen]
-                found = _losses(logits_of(known, tokenizer, batch), batch)
+                found = _losses_of(logits_of(known, tokenizer, batch), batch)
                 if bool(found.isnan().any()):
                     raise ValueError(f"model gives NaN for text {chosen[int(found.isnan().any(1).int().argmax())]}")
                 losses[chosen, : len(batch[0]) - 1] = found
@@ -150,7 +150,7 @@ def loss_by_position(
     return LossByPosition(losses, name_of(model), cut)
 
 
-def _losses(logits: Tensor, ids: list[list[int]]) -> Tensor:
+def _losses_of(logits: Tensor, ids: list[list[int]]) -> Tensor:
     """Return the loss of each token but the first, (batch, n - 1), of logits (batch, n, vocabulary)."""
     targets, parts = torch.tensor(ids)[:, 1:, None], []  # (batch, n - 1, 1)
     for start in range(0, targets.shape[1], _ROWS):
@@ -165,7 +165,7 @@ def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
     """Yield the token ids of each text, without padding."""
     if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) or hasattr(texts, "columns"):
         raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
-    for number, text in enumerate(texts):
+    for text in texts:
         if isinstance(text, str):
             if tokenizer is None:
                 raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
@@ -178,17 +178,14 @@ def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
         elif isinstance(text, Mapping) and "input_ids" in text:
             yield from _rows_of_batch(text)
         else:
-            wanted = "strings, or mappings with input_ids, as a tokenizer returns"
-            raise TypeError(f"texts must hold {wanted}, got {type(text).__name__} at {number}")
+            raise TypeError(f"texts must hold strings or mappings with input_ids, got {type(text).__name__}")
 
 
 def _rows_of_batch(batch: Mapping[str, Any]) -> Iterator[list[int]]:
     """Yield the token ids of each row of a tokenised batch, or of one row without a batch axis, without padding."""
-    given, mask = batch["input_ids"], batch.get("attention_mask")
-    rows = [given] if len(given) and np.ndim(given[0]) == 0 else given
-    masks = [None] * len(rows) if mask is None else [mask] if len(rows) and rows[0] is given else mask
-    for row, real in zip(rows, masks, strict=True):
+    rows, masks = batch["input_ids"], batch.get("attention_mask")
+    if len(rows) and np.ndim(rows[0]) == 0:
+        rows, masks = [rows], [masks]
+    for row, real in zip(rows, [None] * len(rows) if masks is None else masks, strict=True):
         ids = torch.as_tensor(row)
-        if ids.ndim != 1 or ids.is_floating_point():
-            raise TypeError(f"texts must hold input_ids of integers, (n,) or (batch, n), got {ids.dtype}")
         yield (ids if real is None else ids[torch.as_tensor(real).bool()]).tolist()

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from reprlib import repr as brief
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class PaperTable(DisplayMixin):
         Returns:
             Text such as ``"-0.4 [-0.9, 0.1]"``, in percent, indexed by model.
         """
-        cells = [_cell(row, intervals) for row in self.values.to_dict("records")]
+        cells = [_cell_text(row, intervals) for row in self.values.to_dict("records")]
         wide = self.values.assign(cell=cells).pivot(index="model", columns="column", values="cell")
         models = list(dict.fromkeys(self.values["model"]))
         wide = wide.loc[models, list(self.columns)].fillna("")
@@ -108,10 +109,11 @@ def paper_table(
         A `PaperTable`, in percent.
 
     Raises:
-        TypeError: A value that is not an evaluation, or a symmetry, locality or confidence that is not a number.
-        ValueError: No model, a model without evaluations or with more runs of one probe than of another, an
-            evaluation without labels, the same name for a probe that changes labels and a probe that keeps labels, an
-            unknown model in ``symmetry`` or ``locality``, or a confidence outside (0, 1).
+        TypeError: No model, a model without evaluations, a value that is not an evaluation with labels, or a
+            symmetry, locality or confidence that is not a number.
+        ValueError: A model with more runs of one probe than of another, the same name for a probe that changes labels
+            and a probe that keeps labels, an unknown model in ``symmetry`` or ``locality``, or a confidence outside
+            (0, 1).
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -128,10 +130,9 @@ def paper_table(
     """
     check_confidence(confidence)
     metrics = {"symmetry": symmetry or {}, "locality": locality or {}}
-    _check_mappings({"models": models} | metrics)
-    _check_mappings({f"models[{name!r}]": probes for name, probes in models.items()})
-    if not models:
-        raise ValueError("models is empty; give at least one, {name: {probe: evaluation}}")
+    probes_of = list(models.values()) if isinstance(models, Mapping) else []
+    if not probes_of or not all(isinstance(probes, Mapping) and probes for probes in probes_of):
+        raise TypeError(f"models must be evaluations by name, {{model: {{probe: evaluation}}}}, got {brief(models)}")
     rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
     for column, (metric, given) in zip(METRICS, metrics.items(), strict=True):
         for model, value in given.items():
@@ -140,9 +141,7 @@ def paper_table(
             percent = 100 * number(f"{metric}[{model!r}]", value)
             rows.append({"part": 0, "model": model, "column": column, "value": percent, "runs": 1})
     for model, probes in models.items():
-        if not probes:
-            raise ValueError(f"models[{model!r}] has no evaluation; give at least one, or leave the model out")
-        runs = {name: _runs(model, name, found) for name, found in probes.items()}
+        runs = {name: _evaluations(model, name, found) for name, found in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
             chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
             if chosen:
@@ -158,22 +157,13 @@ def paper_table(
     return PaperTable(pd.DataFrame(rows).drop(columns="part"), names)
 
 
-def _check_mappings(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are not dictionaries."""
-    for name, value in given.items():
-        if not isinstance(value, Mapping):
-            raise TypeError(f"{name} must be a dictionary by name, got {type(value).__name__}")
-
-
-def _runs(model: str, name: str, found: Runs) -> list[Evaluation]:
+def _evaluations(model: str, name: str, found: Runs) -> list[Evaluation]:
     """Return the evaluations of one model on one probe, after refusing anything else."""
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
         raise ValueError(f"models[{model!r}] calls a probe {name!r}, a reserved column; choose another name")
     runs = [*found] if isinstance(found, Iterable) else [found]
-    if not runs or not all(isinstance(run, Evaluation) for run in runs):
-        raise TypeError(f"models[{model!r}][{name!r}] must be an Evaluation or several, got {found!r}")
-    if not all(run.labelled for run in runs):
-        raise ValueError(f"models[{model!r}][{name!r}] has no labels, and so no accuracy")
+    if not runs or not all(isinstance(run, Evaluation) and run.labelled for run in runs):
+        raise TypeError(f"models[{model!r}][{name!r}] must be one or several Evaluations with labels, got {found!r}")
     return runs
 
 
@@ -199,7 +189,7 @@ def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> di
     return {name: 100 * number for name, number in over.columns("value", ends="").items()} | {"runs": len(found)}
 
 
-def _cell(row: Mapping[Any, Any], intervals: bool) -> str:
+def _cell_text(row: Mapping[Any, Any], intervals: bool) -> str:
     """Return a cell as text: differences signed, metrics without an interval."""
     sign = "" if row["column"] in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED) else "+"
     value = f"{row['value']:{sign}.1f}".replace("+0.0", "0.0").replace("-0.0", "0.0")

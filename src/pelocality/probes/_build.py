@@ -98,20 +98,16 @@ def build(
     return probe
 
 
-def _open(source: Iterable[Item]) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
+def _open(source: Any) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     """Return the source, whose first item is not lost, and the type of that item."""
-    if isinstance(source, str | Path | Pair | Sentence) or not isinstance(source, Iterable):
-        advice = "put it in a list"
-        if isinstance(source, str | Path):
-            advice = f"read a file with read_pairs, read_snli, read_conllu, read_trees or read_texts({str(source)!r})"
-        raise TypeError(f"pairs must be a corpus (read_snli) or list, got {type(source).__name__}; {advice}")
-    items = iter(source)
-    first = next(items, None)
-    if first is not None and not isinstance(first, Pair | Sentence):
+    items = iter(source) if isinstance(source, Iterable) else None
+    first = next(items, None) if items is not None else source
+    if items is None or not isinstance(first, Pair | Sentence | None):
+        given = f"a {type(source).__name__} of {type(first).__name__}"
         raise TypeError(
-            f"pairs must hold Pair or Sentence, got a {type(source).__name__} of {type(first).__name__}; read_pairs "
-            "reads the rows of a data frame, a Dataset or a list, and read_texts(texts) makes sentences of texts, with "
-            "parser=SpacyParser() also their trees"
+            f"pairs must be a corpus or a list of Pair or Sentence, got {given}; read_snli and others read files, "
+            "read_pairs rows of a data frame, a Dataset or a list, read_texts(texts) makes sentences of texts, with "
+            "parser=SpacyParser() also their trees; put a single item in a list"
         )
     # the first item of an iterator cannot be read again
     if not isinstance(source, Corpus | Collection) and first is not None:

@@ -63,17 +63,16 @@ def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
         yield WordSpan(0, size, "sentence")
 
 
-def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
-    """Choose one constituent, or all disjoint ones, some order of whose words changes the text."""
-    yield from _choose_among(phrases_in_tokens(sentence), sentence, rng, wanted)
+def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted, by_tokens: Phrases | None = None) -> Choices:
+    """Choose one constituent, or all disjoint ones, some order of whose words changes the text.
 
-
-def _choose_among(by_tokens: Phrases, sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
+    ``by_tokens`` are the phrases of the sentence in surface tokens, where they are known.
+    """
     if sentence.constituents is None and sentence.dependencies is None:
         yield Dropped("no tree")
         return
     candidates = []
-    for (first, last, whole), labels in by_tokens.items():
+    for (first, last, whole), labels in (by_tokens or phrases_in_tokens(sentence)).items():
         of_category = wanted.categories is None or not set(labels).isdisjoint(wanted.categories)
         if last - first not in wanted.sizes or not of_category:
             continue
@@ -102,7 +101,7 @@ def choose_windows(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
     sizes_needed = []
     generator = rng()
     by_tokens = phrases_in_tokens(sentence)
-    for choice in _choose_among(by_tokens, sentence, lambda: generator, wanted):
+    for choice in choose_constituents(sentence, lambda: generator, wanted, by_tokens):
         if isinstance(choice, WordSpan):
             sizes_needed.append(choice.size)
         else:

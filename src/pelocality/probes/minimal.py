@@ -49,8 +49,6 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     missing = [name for name in needed if name not in probe.column_names]
     if missing:
         raise ValueError(f"probe must have all columns of its builder except the labels; no {', '.join(missing)}")
-    if "spans" in needed and isinstance(probe.features["spans"], datasets.Value):
-        raise ValueError("the spans of the probe must be lists, got text, as in a CSV file; Parquet and JSON keep them")
     rows = tqdm(probe.with_format(None), "minimal_pairs", delay=3, disable=not progress)
     texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
     columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})

@@ -177,15 +177,10 @@ def _rows(
             break
         between[filler:] = [sentence]
         filler += tokens(filler + 1) <= length
-    if not whole and tokens(filler) < 0.8 * length:
-        raise ValueError(
-            f"sentences of the haystack are too long for length={length}: {tokens(filler)} tokens; give shorter ones"
-        )
-    if whole and filler < length:
-        what = "other pairs" if sentences is None else "sentences of the haystack"
-        raise ValueError(
-            f"all {filler} {what} have {tokens(filler)} tokens, fewer than length={length}; give more text"
-        )
+    if filler < length if whole else tokens(filler) < 0.8 * length:
+        what = f"{filler} {'other pairs' if sentences is None else 'sentences of the haystack'}"
+        advice = "give more text, in shorter sentences"
+        raise ValueError(f"length={length} cannot be filled: {what} make {tokens(filler)} tokens; {advice}")
     shared = {"context": context_of(filler), "tokens": tokens(filler)}
     order = rng.permutation(asked).tolist()
     for place, depth in enumerate(depths):
@@ -219,8 +214,6 @@ def _sentences(haystack: Iterable[str]) -> list[str]:
         raise TypeError(f"haystack must be a list of texts, got {type(haystack).__name__}; put one text in a list")
     values, found = set(_VALUES.split()), []
     for text in haystack:
-        if not isinstance(text, str):
-            raise TypeError(f"haystack must hold texts, got {type(text).__name__}")
         for sentence in re.split(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？।])|\n+", text.strip()):
             if sentence and values.isdisjoint(re.findall(r"\w+", sentence.lower())):
                 found.append(sentence)

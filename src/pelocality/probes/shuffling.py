@@ -85,7 +85,7 @@ def constituency_shuffling(
         >>> sorted(probe[0]["sentence"].split()[:3]), probe[0]["sentence"].split()[3:], probe[0]["category"]
         (['cat', 'old', 'the'], ['slept'], 'NP')
     """
-    wanted = _wanted(size, categories, spans)
+    wanted = _constituents_wanted(size, categories, spans)
     perturb = _Shuffle(side, check_names("labels", labels), seed, choose_constituents, wanted)
     return build("constituency_shuffling", pairs, perturb, num_proc, progress)
 
@@ -138,7 +138,7 @@ def window_shuffling(
         >>> (span["start"], span["end"]) in [(0, 3), (1, 4), (2, 5)]  # not (3, 6), the prepositional phrase
         True
     """
-    wanted = _wanted(size, categories, spans)
+    wanted = _constituents_wanted(size, categories, spans)
     perturb = _Shuffle(side, check_names("labels", labels), seed, choose_windows, wanted)
     return build("window_shuffling", pairs, perturb, num_proc, progress)
 
@@ -182,7 +182,7 @@ def random_shuffling(
     return build("random_shuffling", pairs, perturb, num_proc, progress)
 
 
-def _wanted(size: int | range, categories: Collection[str] | None, spans: Spans) -> Wanted:
+def _constituents_wanted(size: int | range, categories: Collection[str] | None, spans: Spans) -> Wanted:
     """Return which constituents are wanted, after checking the arguments."""
     if isinstance(size, bool) or not isinstance(size, int | range | np.integer):
         raise TypeError(f"size must be a number or a range such as range(3, 7), got {size!r}")

@@ -1,6 +1,6 @@
 """Sentences given by the user, and names of relations."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pelocality.corpora import Sentence
@@ -11,8 +11,6 @@ NO_TOKENS = -2  # the most attended word of a word without tokens
 
 def checked_sentences(sentences: Any) -> Iterator[Sentence]:
     """Yield the sentences of a corpus, after refusing anything else."""
-    if isinstance(sentences, Sentence) or not isinstance(sentences, Iterable):
-        raise TypeError(f"sentences must be a corpus or a list, such as [sentence], got {type(sentences).__name__}")
     for sentence in sentences:
         if not isinstance(sentence, Sentence):
             raise TypeError(f"sentences must hold those of read_conllu or read_frames, got {type(sentence).__name__}")

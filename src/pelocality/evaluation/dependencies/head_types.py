@@ -87,7 +87,7 @@ def compare_head_types(
         A `HeadTypes`.
 
     Raises:
-        TypeError: An accuracy that is not from ``dependency_accuracy``, or a share or a confidence that is not numeric.
+        TypeError: A share or a confidence that is not numeric.
         ValueError: A share of other layers, of another shape, or for fewer than 2 heads; too many heads, too few
             sentences, or a confidence outside (0, 1).
 
@@ -106,8 +106,6 @@ def compare_head_types(
         >>> types.positional.sum(), types.contextual.sum()
         (np.int64(24), np.int64(24))
     """
-    if not isinstance(accuracy, DependencyAccuracy):
-        raise TypeError(f"accuracy must come from dependency_accuracy, got {type(accuracy).__name__}")
     check_unmasked("share", share)
     score = real_numbers("share", getattr(share, "share", share)).astype(float)
     layers = getattr(share, "layers", accuracy.layers)
@@ -116,7 +114,7 @@ def compare_head_types(
         given = f"{wanted[0]} of layers {wanted[1]}, got {score.shape} of layers {sorted(layers)}"
         raise ValueError(f"share must be of the same model, {given}")
     score = score[[layers.index(layer) for layer in accuracy.layers]]
-    positional, contextual = _types(score.ravel(), heads)
+    positional, contextual = _head_masks(score.ravel(), heads)
     rows = []
     for relation, direction, items in frequent_items(accuracy, minimum, first=()):
         scored = items.half == SCORED
@@ -141,7 +139,7 @@ def compare_head_types(
     table = table.sort_values(["direction", "distance"], ignore_index=True)
     return HeadTypes(
         table,
-        {direction: _ranks(table[table["direction"] == direction]) for direction in DIRECTIONS},
+        {direction: _rank_correlation(table[table["direction"] == direction]) for direction in DIRECTIONS},
         positional.reshape(score.shape),
         contextual.reshape(score.shape),
         score,
@@ -149,12 +147,10 @@ def compare_head_types(
     )
 
 
-def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _head_masks(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
     known = np.flatnonzero(np.isfinite(share))
     half = len(known) // 2
-    if not half:
-        raise ValueError(f"share must be known for at least 2 heads, {len(known)} of {len(share)} are finite")
     size = count("heads", half if heads is None else heads, most=half)
     order = known[share[known].argsort(kind="stable")]
     positional, contextual = np.zeros((2, len(share)), dtype=bool)
@@ -163,7 +159,7 @@ def _types(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bo
     return positional, contextual
 
 
-def _ranks(table: pd.DataFrame) -> tuple[float, float]:
+def _rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
     """Return Spearman's correlation of difference and distance with its p-value; NaN for fewer than 3 relations."""
     found = stats.spearmanr(table["distance"], table["difference"]) if len(table) > 2 else (np.nan, np.nan)
     return float(found[0]), float(found[1])

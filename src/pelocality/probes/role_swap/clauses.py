@@ -1,10 +1,8 @@
 """Candidates: two arguments of a verb, from the frames or the tree of a sentence, or from the caller."""
 
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from reprlib import repr as brief
-from typing import Any, Literal
+from typing import Literal
 
 from pelocality.corpora import Dependencies, Dropped, Frame, Sentence, is_punctuation
 from pelocality.probes._build import Skipped
@@ -34,7 +32,7 @@ def find_candidates(
 ) -> Iterator[Candidate | Skipped | Dropped]:
     """Yield the candidates of a sentence, and the reasons for the verbs and frames that have none."""
     if callable(source):
-        yield from (_from_spans(sentence, roles, spans) for spans in _returned(source(sentence)))
+        yield from (_from_spans(sentence, roles, spans) for spans in source(sentence))
     elif getattr(sentence, source) is None:
         layers = ("dependencies", "constituents", "frames")
         found = next((name for name in layers if getattr(sentence, name) is not None), None)
@@ -48,27 +46,14 @@ def find_candidates(
             yield from clauses
 
 
-def _returned(found: Any) -> Iterable[RoleSpans]:
-    """Return what a function of the caller's returned, which must be mappings."""
-    wanted = "source must return a list of {role: (start, end)} mappings, one for each predicate"
-    if isinstance(found, Mapping) or not isinstance(found, Iterable):
-        advice = "; put it in a list" if isinstance(found, Mapping) else ""
-        raise TypeError(f"{wanted}, returned {brief(found)}{advice}")
-    for spans in found:
-        if not isinstance(spans, Mapping):
-            raise TypeError(f"{wanted}, returned {brief(spans)} in it")
-        yield spans
-
-
 def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) -> Candidate | Skipped:
     """Return the candidate that a function of the caller's has found."""
+    if not isinstance(spans, Mapping):
+        raise TypeError(f"source must return a list of {{role: (start, end)}} mappings, returned {spans!r} in it")
     if not set(roles) <= set(spans):
         return NO_ARGUMENTS
     for role in (*roles, *({"V"} & set(spans))):
-        span: Any = spans[role]
-        if not isinstance(span, Sequence) or [isinstance(k, numbers.Integral) for k in span] != [True, True]:
-            raise TypeError(f"source must return spans (start, end) over words, returned {role} = {span!r}")
-        start, end = span
+        start, end = spans[role]
         if not 0 <= start < end <= len(sentence.words):
             raise ValueError(
                 f"source must return spans within the {len(sentence.words)} words of {sentence.uid!r}, "

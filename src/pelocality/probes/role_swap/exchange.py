@@ -166,12 +166,8 @@ def inflect(finite: str, tag: str, number: Number) -> str | None:
     if word in _BE:
         form = _BE[word][number]
     elif tag in ("VBZ", "VBP") and word.isalpha() and len(word) > 1:  # "they r"
-        try:
-            import lemminflect
-        except ImportError as error:
-            raise ImportError(
-                'agreement="reinflect" needs lemminflect: pip install lemminflect, or use agreement="skip"'
-            ) from error
+        import lemminflect
+
         lemmas = lemminflect.getLemma(word, upos="VERB")
         if not lemmas or (tag == "VBP" and word not in lemmas):  # "they knew", tagged as present
             return None
