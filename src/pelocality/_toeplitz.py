@@ -72,7 +72,7 @@ class _Toeplitz(torch.autograd.Function):
 def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
     """Return `toeplitz` made of views, which a compiler fuses and which are not specialised to one length."""
     heads, width = by_distance.shape
-    if width == 1:
+    if query_length == 1:
         return by_distance[:, None]
     # repeated, then read in rows one shorter than itself: each row starts one number earlier
     tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)

@@ -203,7 +203,7 @@ def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: An
         rotation = own_rotation(call)
         if rotation is None or attention in found:
             return
-        again = attention.forward(**without_rotation(call)[0])
+        again = attention.forward(**without_rotation(call))
         if not all(map(torch.equal, states_of(output), states_of(again))):
             found[attention] = rotation
 

@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,23 +60,39 @@ def enable_parameters(module: nn.Module) -> None:
 # ---- the rotation that an attention module is given
 
 
-def without_rotation(call: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Tensor]]:
-    """Return the arguments of a call of an attention module with cosines of 1 and sines of 0, and what these replace.
+Angles = tuple[Tensor, ...]
+"""Cosines and sines, or one complex tensor."""
 
-    The replaced tensors are given by the ``id`` of the new ones.
+
+def with_angles(call: dict[str, Any], new: Callable[[Angles], Angles]) -> dict[str, Any]:
+    """Return the arguments of a call of an attention module with other cosines and sines.
+
+    Args:
+        call: The arguments by name.
+        new: A function of the cosines and sines that the module is given.
     """
-    still: dict[int, Tensor] = {}
-    replaced: dict[int, Tensor] = {}
-    for pair in _rotations(call):
-        for number, angles in enumerate(pair):  # a complex number is both
-            still[id(angles)] = torch.zeros_like(angles) if number else torch.ones_like(angles)
-            replaced[id(still[id(angles)])] = angles
+    named = {name: each for name, each in call.items() if each is not None and _ANGLES.search(name)}
+    pairs = {name: each for name, each in named.items() if isinstance(each, tuple | list) and len(each) == 2}
+    found = {name: tuple(new(tuple(each))) for name, each in pairs.items() if each[0].shape == each[1].shape}
+    tensors = {name: each for name, each in named.items() if isinstance(each, Tensor)}
+    found |= {name: new((each,))[0] for name, each in tensors.items() if each.is_complex()}
+    if len(tensors) == 2 and not found:
+        first, second = tensors.values()
+        if first.shape == second.shape:
+            found |= zip(tensors, new((first, second)), strict=True)
+    return call | found
 
-    def stilled(value: Any) -> Any:
-        pair = isinstance(value, tuple | list) and len(value) == 2
-        return tuple(still.get(id(each), each) for each in value) if pair else still.get(id(value), value)
 
-    return {name: stilled(value) for name, value in call.items()}, replaced
+def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of an attention module with cosines of 1 and sines of 0."""
+    return with_angles(call, lambda angles: (torch.ones_like(angles[0]), *map(torch.zeros_like, angles[1:])))
+
+
+def angles_of(call: dict[str, Any]) -> list[Angles]:
+    """Return the cosines and sines, or complex tensors, among the arguments of a call."""
+    found: list[Angles] = []
+    with_angles(call, lambda angles: (found.append(angles), angles)[1])
+    return found
 
 
 def takes_angles(module: nn.Module) -> bool:
@@ -86,7 +102,7 @@ def takes_angles(module: nn.Module) -> bool:
 
 def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
     """Return the rotation by which an attention module is called, read from its first tokens; None without one."""
-    found = _rotations(call)
+    found = angles_of(call)
     if not found:
         return None
     parts = found[0] if len(found[0]) == 2 else (found[0][0].real, found[0][0].imag)
@@ -101,15 +117,6 @@ def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
         turns = (position * frequencies - angle[position]) / (2 * math.pi)
         frequencies = (angle[position] + 2 * math.pi * turns.round()) / position
     return RotaryEncoding(2 * len(frequencies), frequencies=frequencies, attention_scaling=float(cos[0, 0]))
-
-
-def _rotations(call: dict[str, Any]) -> list[tuple[Tensor, ...]]:
-    """Return each pair of cosines and sines, or complex tensor, among the arguments of a call."""
-    given = [each for name, each in call.items() if each is not None and _ANGLES.search(name)]
-    tensors = [each for each in given if isinstance(each, Tensor)]
-    pairs = [tuple(each) for each in given if isinstance(each, tuple | list) and len(each) == 2]
-    pairs += [(each,) for each in tensors if each.is_complex()] or ([tuple(tensors)] if len(tensors) == 2 else [])
-    return [pair for pair in pairs if pair[0].shape == pair[-1].shape]
 
 
 # ---- a table

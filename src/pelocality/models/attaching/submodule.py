@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from pelocality.encodings import Encoding
 from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.attention import CachedKeys, Encoded
-from pelocality.models.attaching.positions import takes_angles, without_rotation
+from pelocality.models.attaching.positions import Angles, angles_of, takes_angles, with_angles, without_rotation
 from pelocality.models.families import ATTACHED, Architecture, caches_of
 
 CONFIGURATION = "_extra_state"
@@ -100,7 +99,8 @@ class Attached(nn.Module):
         self.implementation, self.is_rotation = implementation, is_rotation
         self.by_distance = _depends_on_distance_alone(encoding)
         self.takes_position_ids = False  # whether its last call had position ids, and the encoding is a rotation
-        self.replaced_angles: dict[int, Tensor] = {}
+        self.gives_angles = False  # whether parts of the attention module are given angles
+        self.own_angles: list[Angles] = []  # those of the model, in the last call
         self.key_size = 0  # dimensions of the keys of its last attention
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
@@ -167,6 +167,7 @@ class Attached(nn.Module):
         attention.register_forward_pre_hook(_check_forward)
         for part in attention.modules():
             if self.is_rotation and part is not attention and takes_angles(part):
+                self.gives_angles = True
                 part.register_forward_pre_hook(functools.partial(_give_own_angles, attention), with_kwargs=True)
         override(attention, "_replicate_for_data_parallel", _replicate)
         override_forward(attention, _forward)
@@ -196,8 +197,9 @@ class Attached(nn.Module):
     def without_positions(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call of the attention module without the positions that are disabled."""
         if self.is_rotation:
-            call, self.replaced_angles = without_rotation(call)
-            return call
+            if self.gives_angles:
+                self.own_angles = angles_of(call)
+            return without_rotation(call)
         names = self.record.position_arguments if self.record is not None and self.positions_disabled else ()
         return call | {name: torch.zeros_like(call[name]) for name in names if call.get(name) is not None}
 
@@ -221,8 +223,9 @@ def _forward(attention: Any, previous: Callable[..., Any] | None, *args: Any, **
 def _give_own_angles(attention: Any, part: nn.Module, args: Any, kwargs: Any) -> Any:
     """Give a part of an attention module, such as one that selects keys, the angles of the model (a hook)."""
     attached = attention._modules.get(ATTACHED)
-    own = {} if attached is None else attached.replaced_angles
-    return tree_map(lambda each: own.get(id(each), each), (args, kwargs))
+    if attached is None or not attached.own_angles:
+        return None
+    return (), with_angles(call_of(part, args, kwargs), lambda angles: attached.own_angles[0])
 
 
 def _replicate(attention: Any, previous: Callable[..., Any] | None) -> Any:
