@@ -15,6 +15,7 @@ from pelocality.encodings import (
     AttenuatedEncoding,
     DistanceTable,
     PositionalSelfAttention,
+    RotaryEncoding,
     SinusoidalEncoding,
     biased_attention,
 )
@@ -175,6 +176,10 @@ MEASURED = {
 if DEVICE == "cuda":  # torch.func crashes on tensors of the pretended device
     MEASURED["influence"] = lambda model, ids: influence(model, [{"input_ids": ids}], special_tokens=True, directions=1)
 MODELS = dict.fromkeys(FAMILIES, tiny) | dict.fromkeys(ANY, tiny_any)
+if DEVICE != "cuda":  # one model for each way to compute positions and attention
+    OWN_WAYS = ("bert", "albert", "modernbert", "deberta-v2", "xlnet", "t5", "bloom", "llama", "gpt_oss", "gemma2")
+    OWN_WAYS += ("gpt_neox", "jamba", "gemma3n_text", "mpt")
+    MODELS = {name: MODELS[name] for name in OWN_WAYS}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -223,15 +228,18 @@ def test_a_module_of_the_users():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("position_embeddings", ["disable", "keep"])
-def test_attached(name, position_embeddings, tmp_path):
+@pytest.mark.parametrize(
+    "encoding",
+    [AttenuatedEncoding(1, 0.3, 0.5, form="logits", learnable=True), RotaryEncoding(4, learnable=True)],
+    ids=["bias", "rotation"],
+)
+def test_attached(name, encoding):
     model, ids = MODELS[name](name), tokens(3, N)
     there = moved(model)
-    encoding = AttenuatedEncoding(1, 0.3, 0.5, form="logits", learnable=True)
     found = []
     for each, given in ((there, moved(ids)), (model, ids)):
         try:
-            attach(each, encoding, position_embeddings=position_embeddings)
+            attach(each, encoding)
         except ValueError as error:
             found.append(str(error))
             continue
