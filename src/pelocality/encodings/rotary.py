@@ -284,7 +284,10 @@ class RotaryEncoding(ContentEncoding):
             cos, sin = (each.repeat_interleave(size, -3) for each in (cos, sin))
         x = states if self.dim == states.shape[-1] else states[..., : self.dim]
         real, imaginary = self._parts(x.to(torch.promote_types(states.dtype, cos.dtype)))
-        parts = (real * cos - imaginary * sin, imaginary * cos + real * sin)
+        parts = (
+            torch.addcmul(real * cos, imaginary, sin, value=-1),
+            torch.addcmul(imaginary * cos, real, sin),
+        )
         rotated = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
         rotated = rotated.to(states.dtype)
         return rotated if x is states else torch.cat([rotated, states[..., self.dim :]], -1)

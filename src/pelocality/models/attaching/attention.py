@@ -51,6 +51,7 @@ class Encoded(TorchFunctionMode):
         self.past: Any = None  # the number of tokens before the first query, None without a cache
         self.before: Any = None  # the number of keys before the key of the first query, None without a cache
         self.position_ids: Tensor | None = None  # (batch or 1, n), of which a rotation takes the angles
+        self._angles_of_ids: Any = None
         self._keys_are_rotated = False
         # how the arguments of functions of torch are changed
         self._changes: dict[Any, Callable[..., Any]] = {_KERNEL: self._change_kernel, _MODULE: self._change_module}
@@ -113,17 +114,17 @@ class Encoded(TorchFunctionMode):
             rotated = self.encoding.rotate(states[..., size:], cos, -sin if place.rotates_back else sin)
         return torch.cat([states[..., :size], rotated], -1) if size else rotated
 
-    def _angles(self, first: Any, states: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles(self, first: Any, states: Tensor) -> Any:
         """Return cosines and sines for tokens at their position ids, or from a first position on."""
         ids, n = self.position_ids, states.shape[-2]
         on_cpu = states.device.type == "cpu" and not torch.compiler.is_compiling()
         # counted positions have a table; on other devices comparing would make the host wait
         if ids is None or (on_cpu and torch.equal(ids, (torch.arange(n) + first).expand_as(ids))):
-            angles: tuple[Tensor, Tensor] = self.encoding.angles_from(first, n, states.device)
-            return angles
-        by_head = (each.unflatten(1, ids.shape).transpose(0, 1) for each in self.encoding.angles(ids.flatten()))
-        cos, sin = by_head  # (batch, heads, n, d / 2)
-        return cos, sin
+            return self.encoding.angles_from(first, n, states.device)
+        if self._angles_of_ids is None:  # queries and keys have the same, (batch, heads, n, d / 2)
+            by_head = (each.unflatten(1, ids.shape).transpose(0, 1) for each in self.encoding.angles(ids.flatten()))
+            self._angles_of_ids = tuple(by_head)
+        return self._angles_of_ids
 
     def _rotated(self, query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Tensor]:
         """Return queries (batch, heads, q, d) and keys, rotated unless these were when they entered the cache."""
