@@ -320,17 +320,18 @@ def read(model: SequenceModel, word: int, text: Tensor, *, length: int, farthest
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
+    # these take the place of what the modules give, and count tokens whatever their position ids
+    replacing = [each for each in attached_biases(model.module) if each.is_rotation]
     with ExitStack() as still, hooked(rotary, after=_identity, last=True):
-        for each in attached_biases(model.module):
-            if each.is_rotation:  # it takes the place of what these modules give
-                still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
+        for each in replacing:
+            still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
         unrotated = _run(model, {"input_ids": ids}).calls
     n = min(length, SHORT)
     failed: dict[str, Exception] = {}
     masked = _masked(model, ids, failed)
     near = torch.arange(n, device="cpu")
     distant = None
-    if farthest and model.reads("position_ids"):
+    if farthest and not replacing and model.reads("position_ids"):
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
         distant = _run(model, few | {"position_ids": far[None].to(ids.device)}).calls
