@@ -345,7 +345,6 @@ def test_attention_that_leaves_out_the_bias_is_refused():
 
 
 def test_an_interrupt_while_attaching_restores_the_module():
-    from pelocality.models.attaching import any_module, attachment, bias, disable, kind
 
     model, handles = seeded(Own).eval(), []
     names, before = [set(vars(module)) for module in model.modules()], output_of(model, IDS)
