@@ -211,17 +211,18 @@ def test_a_query_with_only_padding_in_its_window_gives_finite_outputs(implementa
     torch.testing.assert_close(output[:, :4], alone)
 
 
+class Even(Encoding):
+    """Favours even keys, and so depends on more than distance."""
+
+    def __init__(self, heads=1, causal=False):
+        super().__init__(heads, causal)
+
+    def bias(self, query_length, key_length, mask):
+        row = 3.0 * (torch.arange(key_length) % 2 == 0).to(self.working_dtype)
+        return row.expand(1, query_length, key_length)
+
+
 def test_an_encoding_of_absolute_positions_can_be_attached():
-    """Not every encoding depends on distance alone: this one favours even keys."""
-
-    class Even(Encoding):
-        def __init__(self, heads=1, causal=False):
-            super().__init__(heads, causal)
-
-        def bias(self, query_length, key_length, mask):
-            row = 3.0 * (torch.arange(key_length) % 2 == 0).to(self.working_dtype)
-            return row.expand(1, query_length, key_length)
-
     model, ids = set_implementation(tiny("bert"), "eager"), tokens(1, N)
     before = attentions(model, ids)[0]
     with attach(model, Even(), position_embeddings="keep"):

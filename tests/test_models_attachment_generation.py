@@ -7,12 +7,11 @@ import torch
 import transformers as hf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from pelocality.encodings import ALiBi, AttenuatedEncoding, CoPE, Encoding, NoEncoding, RotaryEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding, CoPE, NoEncoding, RotaryEncoding
 from pelocality.models import attach
 from tests.families import small, spread, tiny, tiny_any, tokens
-from tests.test_models_attachment import hidden, random_table, set_implementation
+from tests.test_models_attachment import Even, hidden, random_table, set_implementation
 
 N = 11
 _LATENT = {  # the attention of DeepSeek, whose cache holds latent vectors or whose rotation is of the last dimensions
@@ -74,7 +73,9 @@ def encoding_of(kind, model):
     frequencies = [2 * len(each) for name, each in model.named_buffers() if name.endswith("inv_freq")]
     rotation = RotaryEncoding(frequencies[0] if frequencies else 4, base=30.0)
     shared = heads // getattr(attention, "num_key_value_groups", 1)
-    return rotation if kind == "rotation" else rotation.with_heads(shared).scaled([0.4 + head for head in range(shared)])
+    return (
+        rotation if kind == "rotation" else rotation.with_heads(shared).scaled([0.4 + head for head in range(shared)])
+    )
 
 
 def assert_same_logits(actual, expected):
@@ -155,17 +156,6 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Even(Encoding):
-    """Favours even keys, and so depends on more than distance."""
-
-    def __init__(self, heads=1, causal=False):
-        super().__init__(heads, causal)
-
-    def bias(self, query_length, key_length, mask):
-        row = 3.0 * (torch.arange(key_length) % 2 == 0).to(self.working_dtype)
-        return row.expand(1, query_length, key_length)
-
-
 def reads(model, ids):
     """Return how many numbers are read in one step with a static cache."""
     cache = hf.StaticCache(config=model.config, max_cache_len=16)
@@ -193,39 +183,6 @@ def test_a_step_with_a_static_cache_reads_no_number_from_the_device():
 def name_of_cache(forward):
     """Return the name that transformers gives the cache of keys: "cache" since 5.24."""
     return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
-
-
-class RenamedAttention(Qwen3Attention):
-    """Qwen 3's attention with the name that caches have since transformers 5.24, and a layer that its caller says."""
-
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, cache_offset=0, **more):
-        own = {name_of_cache(Qwen3Attention.forward): cache}
-        arguments = {"position_embeddings": position_embeddings, "attention_mask": attention_mask} | own
-        self.layer_idx += cache_offset
-        try:
-            return super().forward(hidden_states, **arguments, **more)
-        finally:
-            self.layer_idx -= cache_offset
-
-
-@pytest.mark.parametrize("kind", ["bias by head", "rotation"])
-@pytest.mark.parametrize("offset", [0, 1])
-def test_tokens_after_a_cache_of_another_name_get_the_encoding_of_their_distances(offset, kind):
-    model, ids = tiny_any("qwen3"), tokens(1, N)
-
-    def renamed(attention, args, kwargs):
-        cache = kwargs.pop("past_key_values", None)
-        return args, {"cache": cache, "cache_offset": offset * attention.layer_idx} | kwargs
-
-    for layer in model.layers:
-        layer.self_attn.__class__ = RenamedAttention
-        layer.self_attn.register_forward_pre_hook(renamed, with_kwargs=True)
-    with attach(model, encoding_of(kind, model)), torch.no_grad():
-        for implementation in ("sdpa", "eager"):
-            set_implementation(model, implementation)
-            given = {name_of_cache(model.forward): hf.DynamicCache()}
-            parts = [model(part, **given)[0] for part in (ids[:, :5], ids[:, 5:-1], ids[:, -1:])]
-            torch.testing.assert_close(torch.cat(parts, 1), hidden(model, ids, use_cache=False), rtol=0, atol=1e-5)
 
 
 def test_a_prompt_in_two_parts_is_right_where_one_module_fills_several_layers_of_a_cache():

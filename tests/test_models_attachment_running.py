@@ -10,11 +10,11 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from pelocality import models
-from pelocality.encodings import ALiBi, AttenuatedEncoding, CoPE, DistanceTable, NoEncoding, RotaryEncoding, _cache
+from pelocality.encodings import ALiBi, AttenuatedEncoding, CoPE, NoEncoding, RotaryEncoding, _cache
 from pelocality.models import SequenceModel, _calls, _inference, _restore, attached
 from pelocality.models.attaching import attach as attachment, attention, calls, installing, positions, proof, submodule
 from pelocality.models.families import _keys
-from tests.families import assert_same_outputs, base_of, same, spread, state, tiny, tokens
+from tests.families import assert_same_outputs, same, spread, state, tiny, tokens
 from tests.test_models_attachment import (
     WITH_CONVOLUTION,
     attach,
@@ -178,11 +178,11 @@ def attributes_and_hooks(model):
     ]
 
 
-@pytest.mark.parametrize(("name", "prove"), [("xlnet", False), ("llama", False), ("llama", True)])
+@pytest.mark.parametrize(("name", "prove"), [("xlnet", False), ("llama", True)])
 def test_an_interrupt_while_attaching_or_inside_the_block_restores_the_model(name, prove):
     """XLNet freezes weights and replaces methods, and llama is rotated; some lines of all are interrupted."""
     model, ids, files, entered = tiny(name), tokens(1, 4), [module.__file__ for module in ATTACHING], []
-    encoding = RotaryEncoding(4, base=50.0) if name == "llama" and not prove else normalised_over_keys(name)
+    encoding = RotaryEncoding(4, base=50.0) if name == "llama" else normalised_over_keys(name)
     before, hanging = state(model), attributes_and_hooks(model)
 
     def attaching():
@@ -196,6 +196,7 @@ def test_an_interrupt_while_attaching_or_inside_the_block_restores_the_model(nam
         hidden(model, ids)
         handle.__exit__(None, None, None)
 
+    attaching().remove()  # what is set up once in a process is set up here
     for call, prepare in ((attaching, lambda: None), (leave, enter)):
         prepare()
         lines = lines_of(call, files)
@@ -204,7 +205,7 @@ def test_an_interrupt_while_attaching_or_inside_the_block_restores_the_model(nam
         first = sorted({line: index for index, line in reversed(list(enumerate(lines)))}.values())
         last = sorted({line: index for index, line in enumerate(lines)}.values())
         assert len(first) > 60
-        for at in sorted({*first[::9], *last[4::9]}):
+        for at in sorted({*first[::13], *last[6::13]}):
             prepare()
             assert len(lines_of(call, files, at)) == at + 1
             assert attached(model) is None, lines[at]
