@@ -336,12 +336,3 @@ def test_attention_that_leaves_out_the_bias_is_refused():
 
     with pytest.raises(ValueError, match="Stubborn, which computes no attention that torch shows"):
         attach(seeded(Stubborn), table(1), example_inputs=IDS, position_embeddings="keep")
-
-
-def test_a_layer_of_torch_with_a_hook_leaves_its_fast_path():
-    layer = seeded(encoder_layer).eval()
-    states = torch.randn(2, N, WIDTH)
-    with torch.no_grad():
-        expected = layer(states, src_mask=table(HEADS)(N).repeat(2, 1, 1))
-    with attach(layer, table(HEADS), example_inputs=states, position_embeddings="keep"):
-        assert_close(output_of(layer, states), expected)

@@ -36,6 +36,16 @@ ENCODINGS = {  # for a llama with 4 heads of 4 dimensions that share 2 keys
 }
 
 
+IN_STEPS = ("attenuated", "rotation")
+
+
+def llama_of_one_layer():
+    config = copy.deepcopy(tiny("llama").config)
+    config.num_hidden_layers = 1
+    torch.manual_seed(0)
+    return spread(hf.LlamaModel(config))
+
+
 @pytest.fixture
 def _compiled_anew():
     torch.compiler.reset()
@@ -45,12 +55,11 @@ def _compiled_anew():
 
 @pytest.mark.filterwarnings("error:Dynamo detected")
 @pytest.mark.usefixtures("_compiled_anew")
-@pytest.mark.parametrize("kind", ENCODINGS)
-def test_a_compiled_model_of_one_graph_follows_attaching_and_removal(kind):
-    config = copy.deepcopy(tiny("llama").config)
-    config.num_hidden_layers = 1
-    torch.manual_seed(0)
-    model, ids = spread(hf.LlamaModel(config)).float(), tokens(2, N)
+@pytest.mark.parametrize(
+    ("kind", "way"), [*((kind, "sdpa") for kind in ENCODINGS), *((kind, "eager") for kind in IN_STEPS)]
+)
+def test_a_compiled_model_of_one_graph_follows_attaching_and_removal(kind, way):
+    model, ids = set_implementation(llama_of_one_layer().float(), way), tokens(2, N)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     plain = hidden(compiled, ids, use_cache=False)
     assert_same_outputs(plain, hidden(model, ids, use_cache=False))
@@ -59,29 +68,6 @@ def test_a_compiled_model_of_one_graph_follows_attaching_and_removal(kind):
         torch.testing.assert_close(changed, hidden(model, ids, use_cache=False))
     assert not torch.allclose(changed, plain, rtol=0, atol=1e-3)
     assert_same_outputs(hidden(compiled, ids, use_cache=False), plain)
-
-
-@pytest.mark.usefixtures("_compiled_anew")
-def test_a_compiled_encoder_in_steps_follows_attaching_and_removal():
-    model, ids = tiny("deberta"), tokens(2, N)
-    mask = (torch.arange(N) < torch.tensor([[N], [7]])).long()
-    compiled = torch.compile(model.encoder.layer[0].attention, backend="eager")
-    states, relative = hidden(model, ids), model.encoder.get_rel_embedding()
-    masks = model.encoder.get_attention_mask(mask)
-
-    def both():
-        with torch.no_grad():
-            outputs = [
-                each(states, masks, relative_pos=None, rel_embeddings=relative)[0][mask.bool()]
-                for each in (compiled, model.encoder.layer[0].attention)
-            ]
-        torch.testing.assert_close(*outputs, rtol=0, atol=2e-6)
-        return outputs[0]
-
-    before = both()
-    with attach(model, normalised_over_keys(learnable=True)):
-        assert not torch.allclose(both(), before, rtol=0, atol=1e-4)
-    assert_same_outputs(both(), before)
 
 
 def test_a_fixed_encoding_is_built_once_for_all_layers_and_calls(monkeypatch):
@@ -181,7 +167,8 @@ def attributes_and_hooks(model):
 @pytest.mark.parametrize(("name", "prove"), [("xlnet", False), ("llama", True)])
 def test_an_interrupt_while_attaching_or_inside_the_block_restores_the_model(name, prove):
     """XLNet freezes weights and replaces methods, and llama is rotated; some lines of all are interrupted."""
-    model, ids, files, entered = tiny(name), tokens(1, 4), [module.__file__ for module in ATTACHING], []
+    model = llama_of_one_layer() if name == "llama" else tiny(name)
+    ids, files, entered = tokens(1, 4), [module.__file__ for module in ATTACHING], []
     encoding = RotaryEncoding(4, base=50.0) if name == "llama" else normalised_over_keys(name)
     before, hanging = state(model), attributes_and_hooks(model)
 
