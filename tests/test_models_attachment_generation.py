@@ -14,7 +14,7 @@ from tests.families import small, spread, tiny, tiny_any, tokens
 from tests.test_models_attachment import Even, hidden, random_table, set_implementation
 
 N = 11
-_LATENT = {  # the attention of DeepSeek, whose cache holds latent vectors or whose rotation is of the last dimensions
+LATENT = {  # the attention of DeepSeek, whose cache holds latent vectors or whose rotation is of the last dimensions
     "num_key_value_heads": 2, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
     "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "moe_intermediate_size": 8, "first_k_dense_replace": 1, "pad_token_id": 0,
@@ -30,8 +30,8 @@ DECODERS = {  # windows of 5 tokens where there are any
     "bert as decoder": lambda: hf.BertLMHeadModel(tiny("bert as decoder").config),
     "bloom": lambda: hf.BloomForCausalLM(tiny("bloom").config),
     "cohere2": lambda: hf.Cohere2ForCausalLM(small(hf.Cohere2Config, sliding_window=5, pad_token_id=0)),
-    "deepseek_v2": lambda: hf.DeepseekV2ForCausalLM(small(hf.DeepseekV2Config, **_LATENT)),
-    "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(small(hf.DeepseekV3Config, **_LATENT)),
+    "deepseek_v2": lambda: hf.DeepseekV2ForCausalLM(small(hf.DeepseekV2Config, **LATENT)),
+    "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(small(hf.DeepseekV3Config, **LATENT)),
     "gemma3": _like("gemma3", hf.Gemma3ForCausalLM),
     "gemma3n": _like("gemma3n_text", hf.Gemma3nForCausalLM),  # layers that read the keys of earlier ones
     "glm": lambda: hf.GlmForCausalLM(small(hf.GlmConfig, head_dim=8, num_key_value_heads=2, pad_token_id=0)),

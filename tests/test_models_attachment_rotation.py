@@ -18,7 +18,7 @@ from pelocality.models import (
 )
 from tests.families import ANY, assert_same_outputs, eagerly, same, small, spread, state, tiny, tokens
 from tests.test_models_attachment import hidden, set_implementation
-from tests.test_models_attachment_generation import _LATENT
+from tests.test_models_attachment_generation import LATENT
 
 N = 9
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -26,7 +26,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6, "sliding_window": 5}
 ROTARY = {  # what is special about each rotation
     "cohere": (hf.CohereConfig, {"pad_token_id": 0}),  # of neighbours
-    "deepseek_v3": (hf.DeepseekV3Config, _LATENT),  # of the last dimensions
+    "deepseek_v3": (hf.DeepseekV3Config, LATENT),  # of the last dimensions
     "esm": (hf.EsmConfig, {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 4}),
     "gemma3": (hf.Gemma3TextConfig, GROUPED | ALTERNATING),  # another one in layers with a window
     "glm": (hf.GlmConfig, {"head_dim": 8, "num_key_value_heads": 2, "pad_token_id": 0}),  # of some neighbours

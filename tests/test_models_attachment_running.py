@@ -108,7 +108,7 @@ def test_gradients_of_encodings_are_finite_differences(kind):
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)
-def test_rotations_and_cope_stay_near_float32_in_half_precision_and_autocast(kind):
+def test_every_encoding_stays_near_float32_in_half_precision_and_autocast(kind):
     model, ids = tiny("llama").float(), tokens(2, N)
     mask = (torch.arange(N) < torch.tensor([[N], [7]])).long()
     with attach(model, ENCODINGS[kind]()):

@@ -209,9 +209,8 @@ def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(name, 
     with torch.no_grad():
         for weight in (weight for weight in model.parameters() if weight.requires_grad):
             weight.add_(0.1)
-    with pytest.warns(UserWarning, match="an adapter that is saved alone") as warned:
+    with pytest.warns(UserWarning, match="an adapter that is saved alone"):
         model.save_pretrained(tmp_path)
-    assert sum("saved alone" in str(each.message) for each in warned) >= 1
     with pytest.warns(UserWarning, match="an adapter that is saved alone") as warned:
         model.state_dict()
     assert sum("saved alone" in str(each.message) for each in warned) == 1
