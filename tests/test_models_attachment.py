@@ -205,10 +205,13 @@ def test_a_float_mask_gives_the_output_of_the_boolean_one_whatever_the_bias(name
 def test_a_query_with_only_padding_in_its_window_gives_finite_outputs(implementation):
     model, ids = set_implementation(tiny("bert"), implementation), tokens(1, N)
     mask = (torch.arange(N) < 4).long()[None]
+    floats = torch.zeros(1, 1, N, N, dtype=model.dtype).masked_fill(mask[:, None, None] == 0, -1e9)
     with attach(model, FixedWindow(width=1)):
-        output, alone = hidden(model, ids, attention_mask=mask), hidden(model, ids[:, :4])
-    assert torch.isfinite(output).all()
-    torch.testing.assert_close(output[:, :4], alone)
+        alone = hidden(model, ids[:, :4])
+        for given in (mask, floats):
+            output = hidden(model, ids, attention_mask=given)
+            assert torch.isfinite(output).all()
+            torch.testing.assert_close(output[:, :4], alone)
 
 
 class Even(Encoding):

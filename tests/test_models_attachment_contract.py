@@ -19,7 +19,7 @@ from tests.families import ANY, EVERY, base_of, same, state, tiny, tiny_any, tok
 from tests.test_models_attachment import WITH_CONVOLUTION, ways
 
 N = 9
-ENCODINGS = ("bias", "bias by head", "bias beside positions", "rotation", "rotation by head", "CoPE")
+ENCODINGS = ("bias by head", "bias beside positions", "rotation", "rotation by head", "CoPE")
 EAGER_ALONE = ("gpt_oss", "gemma2", "t5gemma", "t5gemma decoder")  # torch's kernel has no sinks and no caps
 EAGER_ALONE += ("gptj", "roformer", "rembert", "megatron-bert", "codegen", "xlm", "mpt", "squeezebert")
 
@@ -126,7 +126,7 @@ def encoding_of(kind, heads, shared, size, own=None):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     if kind.startswith("bias"):
-        table = DistanceTable(1 if kind == "bias" else heads, length=N + 16, signed=True).double()
+        table = DistanceTable(heads, length=N + 16, signed=True).double()
         with torch.no_grad():
             table.values.copy_(random(*table.values.shape))
         return table
@@ -149,7 +149,7 @@ def test_every_model_with_every_encoding_is_attention_written_out(name, kind):
     with written_out(model, witness, disable=False):
         expected = states(model, given)
     if not witness.shapes:  # the attention of this model is not called through transformers' interface
-        if kind.startswith("bias ") and not (disable and name == WITH_CONVOLUTION):
+        if kind.startswith("bias") and not (disable and name == WITH_CONVOLUTION):
             for way in implementations:
                 assert off_by(model, disable=disable, implementation=way) < 1e-6
         return
@@ -166,7 +166,8 @@ def test_every_model_with_every_encoding_is_attention_written_out(name, kind):
             with pytest.raises(ValueError, match="CoPE"):
                 attach(model, encoding)
             continue
-        with attach(model, encoding, position_embeddings="disable" if disable else "keep"):
+        positions, prove = "disable" if disable else "keep", kind in ("bias by head", "rotation")
+        with attach(model, encoding, position_embeddings=positions, prove=prove):
             found = states(model, given)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
         assert not torch.allclose(found, plain, rtol=0, atol=1e-5)

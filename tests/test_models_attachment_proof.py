@@ -14,7 +14,7 @@ from benchmarks.attaching import AddedToLogits, attaching, off_by
 from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
 from pelocality.models import SequenceModel, attach, attached
 from pelocality.models.attaching.attention import Encoded
-from tests.families import assert_same_outputs, family_of, same, small, spread, state, tiny, tiny_any, tokens
+from tests.families import assert_same_outputs, family_of, same, small, spread, state, tiny_any, tokens
 from tests.test_models_attachment import hooks, random_table, set_implementation
 
 N = 11
@@ -353,18 +353,3 @@ def test_the_sweep_tells_attached_models_from_others():
     assert attaching(lambda: tiny_any("qwen3")) == "attached"
     assert attaching(REFUSED["convbert"][0]).startswith("attached with its positions (with positions disabled")
     assert attaching(REFUSED["big_bird"][0]).startswith("refused: ")
-
-
-def test_a_model_whose_attention_ends_in_weights_of_zero_is_as_causal_as_its_family(name, causal):
-    model = tiny(name)
-    for each, weight in model.named_parameters():
-        if each.endswith(
-            ("attention.output.dense.weight", "attention.output.dense.bias", "Wo.weight", "o_proj.weight")
-        ):
-            nn.init.zeros_(weight)
-    if not causal:
-        attach(model, AttenuatedEncoding(symmetry=4)).remove()
-    else:
-        with pytest.raises(ValueError, match="symmetry of AttenuatedEncoding acts on future keys only"):
-            attach(model, AttenuatedEncoding(symmetry=4))
-        attach(model, AttenuatedEncoding()).remove()
