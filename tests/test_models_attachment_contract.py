@@ -1,6 +1,7 @@
 """One contract of `attach`: every tiny model with a bias, a rotation and CoPE gives what attention written out gives.
 
-The witness is an attention function of its own in transformers' interface, in float64, with no code of the library.
+The witness is an attention function of its own in transformers' interface, in float64, with no code of the library; for
+models outside of that interface, a bias that is added to the argument of every softmax.
 """
 
 from contextlib import contextmanager
@@ -11,14 +12,16 @@ import transformers as hf
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from benchmarks.attaching import _without_positions
+from benchmarks.attaching import _without_positions, off_by
 from pelocality.encodings import CoPE, DistanceTable, RotaryEncoding
 from pelocality.models import attach
 from tests.families import ANY, EVERY, base_of, same, state, tiny, tiny_any, tokens
+from tests.test_models_attachment import WITH_CONVOLUTION, ways
 
 N = 9
-ENCODINGS = ("bias", "bias by head", "rotation", "rotation by head", "CoPE")
+ENCODINGS = ("bias by head", "bias beside positions", "rotation", "rotation by head", "CoPE")
 EAGER_ALONE = ("gpt_oss", "gemma2", "t5gemma", "t5gemma decoder")  # torch's kernel has no sinks and no caps
+EAGER_ALONE += ("gptj", "roformer", "rembert", "megatron-bert", "codegen", "xlm", "mpt", "squeezebert")
 
 
 def build(name):
@@ -123,7 +126,7 @@ def encoding_of(kind, heads, shared, size, own=None):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     if kind.startswith("bias"):
-        table = DistanceTable(heads if "head" in kind else 1, length=N + 16, signed=True).double()
+        table = DistanceTable(heads, length=N + 16, signed=True).double()
         with torch.no_grad():
             table.values.copy_(random(*table.values.shape))
         return table
@@ -140,26 +143,31 @@ def encoding_of(kind, heads, shared, size, own=None):
 @pytest.mark.parametrize("kind", ENCODINGS)
 @pytest.mark.parametrize("name", [*EVERY, *ANY])
 def test_every_model_with_every_encoding_is_attention_written_out(name, kind):
-    model, given, witness = build(name), inputs(name), Witness()
+    model, given, witness, disable = build(name), inputs(name), Witness(), kind != "bias beside positions"
+    implementations = ["eager"] if name in EAGER_ALONE else ways(name)
     before = state(model)
     with written_out(model, witness, disable=False):
         expected = states(model, given)
-    if not witness.shapes:
-        pytest.skip(f"the attention of {type(model).__name__} is written out in test_models_attachment_any.py")
+    if not witness.shapes:  # the attention of this model is not called through transformers' interface
+        if kind.startswith("bias") and not (disable and name == WITH_CONVOLUTION):
+            for way in implementations:
+                assert off_by(model, disable=disable, implementation=way) < 1e-6
+        return
     plain = states(model, given)
     torch.testing.assert_close(plain, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
     heads, shared, size = witness.shapes[0]
     own = next((2 * len(each) for key, each in model.named_buffers() if key.endswith("inv_freq")), None)
     encoding = encoding_of(kind, heads, shared, size, own)
-    with written_out(model, Witness(encoding), disable=True):
+    with written_out(model, Witness(encoding), disable=disable):
         expected = states(model, given)
-    for way in ("eager", "sdpa")[: 1 if name in EAGER_ALONE else 2]:
+    for way in implementations:
         base_of(model).set_attn_implementation(way)
         if kind == "CoPE" and way == "eager":
             with pytest.raises(ValueError, match="CoPE"):
                 attach(model, encoding)
             continue
-        with attach(model, encoding):
+        positions, prove = "disable" if disable else "keep", kind in ("bias by head", "rotation")
+        with attach(model, encoding, position_embeddings=positions, prove=prove):
             found = states(model, given)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
         assert not torch.allclose(found, plain, rtol=0, atol=1e-5)

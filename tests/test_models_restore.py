@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import sys
 
 import pytest
 import torch
@@ -12,43 +11,6 @@ from torch.overrides import _get_current_function_mode_stack
 from pelocality.models import decompose
 from pelocality.models._restore import called, override, override_forward, restore_module, restoring
 from tests.families import same, state, tiny, tokens
-
-
-def lines_of(call, files, interrupt_at=None):
-    """Return the lines of these files that a call runs, in order; raise KeyboardInterrupt at one of them."""
-    lines = []
-
-    def trace(frame, event, _):
-        if frame.f_code.co_filename not in files:
-            return None
-        if event == "line":
-            lines.append((frame.f_code.co_filename, frame.f_lineno))
-            if len(lines) - 1 == interrupt_at:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    try:
-        sys.settrace(trace)
-        call()
-    except KeyboardInterrupt:
-        assert interrupt_at is not None
-    finally:
-        sys.settrace(before)
-    return lines
-
-
-def every_interrupt(call, check, files, prepare=lambda: None):
-    """Interrupt a call at each line, at its first and its last execution, and check the state after that."""
-    prepare()
-    lines = lines_of(call, files)
-    first = {line: index for index, line in reversed(list(enumerate(lines)))}
-    last = {line: index for index, line in enumerate(lines)}
-    for index in sorted({*first.values(), *last.values()}):
-        prepare()
-        assert len(lines_of(call, files, index)) == index + 1
-        check(lines[index])
-    return len(first)
 
 
 def doubled(module, previous, states):

@@ -273,7 +273,7 @@ class Encoded(TorchFunctionMode):
             self._refuse_content("attention in steps; call model.set_attn_implementation('sdpa')")
         self._step = "nothing before the softmax"
         self.attached.key_size = query.shape[-1]
-        if self.cache is not None and self.before is None and isinstance(self.cache.get_seq_length(), Tensor):
+        if self.cache is not None and self.before is None and self.cache.is_compileable:
             raise ValueError(
                 "keys of an earlier layer in a static cache are not rotated in attention in steps; call "
                 "model.set_attn_implementation('sdpa')"
