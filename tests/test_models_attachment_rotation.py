@@ -268,3 +268,18 @@ def test_what_cannot_be_attached_is_refused_and_changes_nothing(model):
     assert same(before, state(model))
     with pytest.raises(ValueError, match="causal"):
         attach(tiny("bert"), RotaryEncoding(8, causal=True))
+
+
+def test_a_rotation_follows_position_ids_also_in_a_cache():
+    model, ids = llama(), tokens(2, N)
+    own = RotaryEncoding.from_model(model)
+    position_ids = torch.tensor([[0, 1, 2, 5, 6, 7, 20, 21, 22]])
+    with torch.no_grad():
+        expected = model(ids, position_ids=position_ids).logits
+        assert not torch.allclose(model(ids).logits, expected, atol=1e-3)
+        with attach(model, own.with_heads(2)):
+            whole = model(ids, position_ids=position_ids).logits
+            cache = model(ids[:, :6], position_ids=position_ids[:, :6], use_cache=True).past_key_values
+            rest = model(ids[:, 6:], position_ids=position_ids[:, 6:], past_key_values=cache).logits
+    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rest, expected[:, 6:], atol=1e-5, rtol=1e-5)

@@ -119,7 +119,7 @@ class Encoded(TorchFunctionMode):
         ids, n = self.position_ids, states.shape[-2]
         on_cpu = states.device.type == "cpu" and not torch.compiler.is_compiling()
         # counted positions have a table; on other devices comparing would make the host wait
-        if ids is None or (on_cpu and torch.equal(ids, (torch.arange(n) + first).expand_as(ids))):
+        if ids is None or (on_cpu and torch.equal(ids, (torch.arange(n, device="cpu") + first).expand_as(ids))):
             return self.encoding.angles_from(first, n, states.device)
         if self._angles_of_ids is None:  # queries and keys have the same, (batch, heads, n, d / 2)
             by_head = (each.unflatten(1, ids.shape).transpose(0, 1) for each in self.encoding.angles(ids.flatten()))
@@ -151,7 +151,7 @@ class Encoded(TorchFunctionMode):
         visible: Tensor | None,
         added: Tensor | None = None,
         content: tuple[Tensor, Tensor, float | None] | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """Return what is added to logits, or the visible keys, (batch or 1, heads or 1, query, slot).
 
         Args:

@@ -73,7 +73,7 @@ def with_angles(call: dict[str, Any], new: Callable[[Angles], Angles]) -> dict[s
     """
     named = {name: each for name, each in call.items() if each is not None and _ANGLES.search(name)}
     pairs = {name: each for name, each in named.items() if isinstance(each, tuple | list) and len(each) == 2}
-    found = {name: tuple(new(tuple(each))) for name, each in pairs.items() if each[0].shape == each[1].shape}
+    found: dict[str, Any] = {name: new(tuple(each)) for name, each in pairs.items() if each[0].shape == each[1].shape}
     tensors = {name: each for name, each in named.items() if isinstance(each, Tensor)}
     found |= {name: new((each,))[0] for name, each in tensors.items() if each.is_complex()}
     if len(tensors) == 2 and not found:
@@ -91,7 +91,12 @@ def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
 def angles_of(call: dict[str, Any]) -> list[Angles]:
     """Return the cosines and sines, or complex tensors, among the arguments of a call."""
     found: list[Angles] = []
-    with_angles(call, lambda angles: (found.append(angles), angles)[1])
+
+    def noted(angles: Angles) -> Angles:
+        found.append(angles)
+        return angles
+
+    with_angles(call, noted)
     return found
 
 

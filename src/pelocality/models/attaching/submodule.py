@@ -185,7 +185,8 @@ class Attached(nn.Module):
             args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
             hidden = kwargs[hidden_argument(attention)]
             ids = kwargs.get("position_ids")
-            if self.is_rotation and isinstance(ids, Tensor) and ids.ndim == 2:
+            fits = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == hidden.shape[self.record.token_axis]
+            if self.is_rotation and fits:
                 self.takes_position_ids, mode.position_ids = True, ids
             kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
         with mode:
