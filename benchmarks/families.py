@@ -37,8 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from benchmarks.attaching import off_by
 from pelocality import AttenuatedEncoding, NoEncoding, RotaryEncoding, attach, audit, positional_attention
 from pelocality.models import SequenceModel
-from pelocality.models.attaching.attach import batch_for
-from pelocality.models.attaching.installing import find_places, own_rotations
+from pelocality.models.attaching.installing import batch_for, find_places, own_rotations
 
 VOCABULARY, LENGTH, WORDS = 99, 13, [7, 30]
 _LARGEST = 2e7  # parameters: larger ones are models whose sizes have other names

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -15,8 +14,7 @@ from pelocality.encodings import Encoding, NoEncoding, RotaryEncoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models._inference import inference
 from pelocality.models._restore import restoring, restoring_on_error
-from pelocality.models.attaching.calls import check_implementation
-from pelocality.models.attaching.installing import Plan, find_places, fitted, own_rotations, reading, remove
+from pelocality.models.attaching.installing import Plan, fitted, reading, remove
 from pelocality.models.attaching.proof import fit_rotations, prove_encodings
 from pelocality.models.attaching.saving import save_encodings
 from pelocality.models.attaching.submodule import Place
@@ -150,36 +148,33 @@ def attach(
     if isinstance(disable, str):
         raise TypeError(f"disable must be a list of names, got {disable!r}; put it in a list")
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
+    rotary = _is_rotary(encoding)
+    disables = position_embeddings == "disable"
+    plan = Plan(_attachable(model, example_inputs), disables, tuple(disable), example_inputs).found(rotary=rotary)
+    encodings = _copies(plan, encoding, layers)
+    if rotary:
+        plan = fit_rotations(plan, encodings)
+    elif prove:
+        prove_encodings(plan)
+    with restoring_on_error(functools.partial(remove, plan.model)):
+        plan.install(encodings, disable=disables)
+        if prove or rotary or any(hasattr(each, "positions") for each in encodings):
+            with inference(plan.model.module):  # an encoding that does not fit the attention refuses it
+                plan.model.run(plan.inputs)
+        own = tuple(each for each in encodings if each is not None)
+        return Attachment(plan.model.given, own, position_embeddings)
+
+
+def _attachable(model: Any, example_inputs: Any) -> SequenceModel:
+    """Return the model that gets an encoding; refuse one with adapters, or with an encoding already."""
     if example_inputs is not None and not isinstance(model, SequenceModel):
         _refuse_token_ids(model)
         model = reading(model, example_inputs)
-    model = SequenceModel.of(model)
-    _check_adapters(model.given)
-    if model.encodings or any(each.record is None for each in attached_biases(model.given)):
-        raise ValueError(f"{model} has an encoding attached already; remove it first: attached(model).remove()")
-    disables = position_embeddings == "disable"
-    rotary = _is_rotary(encoding)
-    _check_positions(model, disables, disable, example_inputs, rotary=rotary)
-    inputs = batch_for(model, example_inputs)
-    places = find_places(model, inputs)
-    own: list[Any] = [None for _ in places]
-    if rotary and disables:
-        own = own_rotations(model, places, inputs)
-    plan = Plan(model, places, disables, tuple(disable), replaces=any(each is not None for each in own))
-    reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
-    if disables and not plan.replaces and reason:
-        raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
-    encodings = _copies(plan, encoding, layers, own)
-    if rotary:
-        plan = fit_rotations(plan, encodings, own, inputs)
-    elif prove:
-        prove_encodings(plan, inputs if model.adds_tokens else None)
-    with restoring_on_error(functools.partial(remove, model)):
-        plan.install(encodings, disable=disables)
-        if prove or rotary or any(hasattr(each, "positions") for each in encodings):
-            with inference(model.module):  # an encoding that does not fit the attention refuses it
-                model.run(inputs)
-        return Attachment(model.given, tuple(each for each in encodings if each is not None), position_embeddings)
+    known = SequenceModel.of(model)
+    _check_adapters(known.given)
+    if known.encodings or any(each.record is None for each in attached_biases(known.given)):
+        raise ValueError(f"{known} has an encoding attached already; remove it first: attached(model).remove()")
+    return known
 
 
 def _refuse_token_ids(model: Any) -> None:
@@ -193,37 +188,6 @@ def _refuse_token_ids(model: Any) -> None:
         raise ValueError(f"example_inputs is for modules that read no token ids, but {known} does: {advice}")
 
 
-def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], inputs: Any, *, rotary: bool) -> None:
-    """Refuse positions that cannot be disabled, names where positions are known, and models without exact logits."""
-    if model.adds_tokens:
-        if disables and not names:
-            advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
-            raise ValueError(f"the positions of {model} are not known; {advice}")
-        if names and not disables:
-            raise ValueError(f"position_embeddings='keep' keeps what disable={list(names)} names; give one of them")
-        if inputs is None and model.content is not None:
-            raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
-        return
-    base, family = model.module, model.family
-    if names:
-        raise ValueError(
-            f"disable is for modules whose positions are not known, but those of {model} are; leave it out"
-        )
-    if inputs is not None:
-        raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does; leave it out")
-    _ = model.device  # this property refuses weights on the meta device
-    if not rotary and (reason := family.why_not_additive(base)):
-        raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")
-    check_implementation(base)
-
-
-def batch_for(model: SequenceModel, inputs: Any) -> Any:
-    """Return a batch that a model reads: the given one, or two texts of a few tokens."""
-    if inputs is None:
-        inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]], device=model.device)}
-    return model.moved(inputs) if model.adds_tokens else inputs
-
-
 def _is_rotary(encoding: Any) -> bool:
     """Return whether encodings are rotations; refuse some of several that are."""
     every = encoding if isinstance(encoding, Sequence) else [encoding]
@@ -233,10 +197,10 @@ def _is_rotary(encoding: Any) -> bool:
     return bool(every) and not others
 
 
-def _copies(plan: Plan, encoding: Any, layers: Sequence[int] | None, own: Sequence[Any]) -> list[Any]:
+def _copies(plan: Plan, encoding: Any, layers: Sequence[int] | None) -> list[Any]:
     """Return a copy of the encoding for each place, checked against it; no encoding, or none at all, for the others."""
     every = range(len(plan.places))
-    rotating = [number for number in every if not plan.replaces or own[number] is not None]
+    rotating = [number for number in every if not plan.replaces or plan.own[number] is not None]
     numbers = requested_layers(layers, rotating, len(every), f"in which {plan.model} rotates no queries and keys")
     encodings = [encoding] * len(numbers) if isinstance(encoding, Encoding) else encoding
     if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
@@ -253,7 +217,7 @@ def _copies(plan: Plan, encoding: Any, layers: Sequence[int] | None, own: Sequen
     if plan.replaces and shared and len(numbers) < len(rotating):
         raise ValueError(f"layers of {plan.model} share their keys, so each needs an encoding; leave layers out")
     for number, each in by_number.items():
-        _check_fit(each, modules[number], plan.places[modules[number]], own[number])
+        _check_fit(each, modules[number], plan.places[modules[number]], plan.own[number])
     default = None if plan.replaces else NoEncoding()
     return fitted(plan, [by_number.get(number, default) for number in every])
 

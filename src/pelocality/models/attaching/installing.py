@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -17,7 +17,7 @@ from pelocality.models._calls import call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching.calls import check_call
+from pelocality.models.attaching.calls import check_call, check_implementation
 from pelocality.models.attaching.positions import (
     disable_named,
     disable_positions,
@@ -39,17 +39,44 @@ class Plan:
 
     Attributes:
         model: The model.
-        places: Its attention modules, in the order in which they run first, and how each computes attention.
         disable: Whether its positions are disabled.
         names: The parts and parameters to disable in a model whose positions are not known.
-        replaces: Whether the encodings take the place of the model's own rotation.
+        inputs: A batch that the model reads.
+        places: Its attention modules, in the order in which they run first, and how each computes attention.
+        own: The rotation of the model in each place, which the encoding replaces, or None.
     """
 
     model: SequenceModel
-    places: dict[nn.Module, Place]
     disable: bool
-    names: Sequence[str] = ()
-    replaces: bool = False
+    names: Sequence[str]
+    inputs: Any = None
+    places: dict[nn.Module, Place] = field(default_factory=dict)
+    own: Sequence[RotaryEncoding | None] = ()
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the encodings take the place of the model's own rotation."""
+        return any(each is not None for each in self.own)
+
+    def found(self, *, rotary: bool) -> Self:
+        """Return the plan with the places and rotations of the model, found by running it.
+
+        Args:
+            rotary: Whether the encodings are rotations.
+
+        Raises:
+            ValueError: The model takes no such encoding.
+        """
+        model = self.model
+        _check_positions(model, self.disable, self.names, self.inputs, rotary=rotary)
+        inputs = batch_for(model, self.inputs)
+        places = find_places(model, inputs)
+        own = own_rotations(model, places, inputs) if rotary and self.disable else [None for _ in places]
+        plan = replace(self, inputs=inputs, places=places, own=own)
+        reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
+        if self.disable and not plan.replaces and reason:
+            raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
+        return plan
 
     def with_places(self, **values: Mapping[nn.Module, Any]) -> Self:
         """Return the plan with other values of attributes of its places, each by module."""
@@ -137,6 +164,37 @@ def reading(model: nn.Module, inputs: Any = None) -> SequenceModel:
 
 
 # ---- what runs
+
+
+def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], inputs: Any, *, rotary: bool) -> None:
+    """Refuse positions that cannot be disabled, names where positions are known, and models without exact logits."""
+    if model.adds_tokens:
+        if disables and not names:
+            advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
+            raise ValueError(f"the positions of {model} are not known; {advice}")
+        if names and not disables:
+            raise ValueError(f"position_embeddings='keep' keeps what disable={list(names)} names; give one of them")
+        if inputs is None and model.content is not None:
+            raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
+        return
+    base, family = model.module, model.family
+    if names:
+        raise ValueError(
+            f"disable is for modules whose positions are not known, but those of {model} are; leave it out"
+        )
+    if inputs is not None:
+        raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does; leave it out")
+    _ = model.device  # this property refuses weights on the meta device
+    if not rotary and (reason := family.why_not_additive(base)):
+        raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")
+    check_implementation(base)
+
+
+def batch_for(model: SequenceModel, inputs: Any) -> Any:
+    """Return a batch that a model reads: the given one, or two texts of a few tokens."""
+    if inputs is None:
+        inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]], device=model.device)}
+    return model.moved(inputs) if model.adds_tokens else inputs
 
 
 def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:

@@ -19,8 +19,8 @@ from transformers.utils.hub import cached_file
 from pelocality._checks import described
 from pelocality.encodings import Encoding, RotaryEncoding
 from pelocality.models._restore import changed, restoring_on_error
-from pelocality.models.attaching.attach import attach, batch_for
-from pelocality.models.attaching.installing import Plan, find_places, fitted, reading, remove
+from pelocality.models.attaching.attach import attach
+from pelocality.models.attaching.installing import Plan, batch_for, find_places, fitted, reading, remove
 from pelocality.models.attaching.saving import FILE
 from pelocality.models.attaching.submodule import CONFIGURATION, Place, read_configuration
 from pelocality.models.families import ATTACHED, attached_biases, family_of
@@ -218,7 +218,8 @@ def _install(path: str | Path, part: SequenceModel, saved: Mapping[nn.Module, Ma
         attach(part, ordered, position_embeddings=positions, layers=layers, prove=False)
         return
     places = {module: Place(**configuration["module"]) for module, configuration in saved.items()}
-    plan = Plan(part, places, positions == "disable", one["disabled"], replaces)
+    own = encodings if replaces else ()
+    plan = Plan(part, positions == "disable", one["disabled"], places=places, own=own)
     with restoring_on_error(functools.partial(remove, part)):
         plan.install(fitted(plan, encodings), disable=plan.disable)
 

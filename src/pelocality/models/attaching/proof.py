@@ -63,7 +63,7 @@ def proving(
             raise ValueError(f"{encoding} cannot be attached to {model}: {reason}{advice}") from error
 
 
-def prove_encodings(plan: Plan, inputs: Any) -> None:
+def prove_encodings(plan: Plan) -> None:
     """Check that encodings enter a model exactly, and nothing else; the model is left as it was.
 
     1. A bias of zero changes no output. 2. A trial bias enters every softmax exactly: the weights are those of the
@@ -72,12 +72,11 @@ def prove_encodings(plan: Plan, inputs: Any) -> None:
 
     Args:
         plan: The places, and what is disabled.
-        inputs: The batch of a model that reads no token ids; None for a few tokens.
 
     Raises:
         ValueError: A check failed; the message names it.
     """
-    model = plan.model
+    model, inputs = plan.model, plan.inputs if plan.model.adds_tokens else None
     hooks = _hooks(model.module)
     advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
     with proving(model, "an encoding", inputs, advice) as (given, before):
@@ -96,26 +95,24 @@ def prove_encodings(plan: Plan, inputs: Any) -> None:
                 _check_equivariance(model, given["input_ids"])
 
 
-def fit_rotations(plan: Plan, encodings: Sequence[Any], own: Sequence[Any], inputs: Any) -> Plan:
+def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
     """Make rotations rotate what the model rotates, and return the plan with the size of the keys that are rotated.
 
     The model's own rotation as an encoding, or angles of zero where it has none, change no output if these dimensions
     are paired as in the model: the halves or neighbours, of the first dimensions or of the last ones.
 
     Args:
-        plan: The places, and whether their rotation is replaced.
+        plan: The places, and the rotations that are replaced.
         encodings: What each place gets, or None; their pairs are set.
-        own: The rotation of the model in each place, or None.
-        inputs: A batch that the model reads.
 
     Raises:
         ValueError: The rotations of the model are not such.
     """
     model = plan.model
-    trials = [_trial_rotation(*each) for each in zip(encodings, own, strict=True)]
+    trials = [_trial_rotation(*each) for each in zip(encodings, plan.own, strict=True)]
     rotations = [each for each in (*trials, *encodings) if isinstance(each, RotaryEncoding)]
     pairings = itertools.product((False, True) if plan.replaces else (False,), repeat=3)
-    with proving(model, "a rotary encoding", inputs) as (inputs, before):
+    with proving(model, "a rotary encoding", plan.inputs) as (inputs, before):
         for last, back, interleaved in pairings:
             for each in rotations if plan.replaces else ():
                 each.interleaved = interleaved
