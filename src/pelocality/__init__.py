@@ -21,7 +21,7 @@ from typing import Any
 
 import lazy_loader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
