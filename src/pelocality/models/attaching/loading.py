@@ -1,7 +1,6 @@
 """Loading a model with its encodings from the folder that ``save_pretrained`` wrote."""
 
 import copy
-import functools
 import json
 import threading
 from collections.abc import Mapping
@@ -55,8 +54,8 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
         in place, and returned.
 
     Raises:
-        TypeError: ``path`` is not a path, or ``model_class`` not a model class of transformers.
-        FileNotFoundError: There is no such folder or repository, or it cannot be reached.
+        TypeError: ``path`` is not a path.
+        OSError: There is no such folder or repository, or it cannot be reached.
         ValueError: The weights hold no encoding, an incomplete encoding, or an encoding of unknown type; a file is
             damaged; the model class does not fit the model, or has no attention module for the encoding; the folder
             holds an adapter of peft without its model.
@@ -105,14 +104,20 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
         raise ValueError(f"{type(model).__name__} has an encoding attached already; remove it first")
     names = _names_by_module(list(saved), model)
     rest = {module: configurations[name] for module, name in names.items()}
-    for part in _parts(model, rest):
-        inside = {module: rest.pop(module) for module in part.module.modules() if module in rest}
-        if inside:
-            _install(path, part, inside)
-    if rest:
-        raise ValueError(f"the model has no attention module for the saved encoding '{names[next(iter(rest))]}'")
-    for module, name in names.items():
-        _load_numbers(path, name, module.get_submodule(ATTACHED), saved[name])
+    parts = _parts(model, rest)
+    with restoring_on_error(lambda: list(map(remove, parts))):
+        for part in parts:
+            if inside := {module: rest.pop(module) for module in part.module.modules() if module in rest}:
+                _install(path, part, inside)
+        if rest:
+            raise ValueError(f"the model has no attention module for the saved encoding '{names[next(iter(rest))]}'")
+        for module, name in names.items():
+            attached: Any = module.get_submodule(ATTACHED)
+            numbers = {key: tensor.to(attached.encoding.device) for key, tensor in saved[name].items()}
+            try:  # numbers are assigned, so that they keep the dtype in which they were saved
+                attached.load_state_dict(numbers, assign=True)
+            except RuntimeError as error:
+                raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
     return model
 
 
@@ -124,12 +129,7 @@ def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
             f"'{path}' holds an adapter of peft, not a model; load the base model, attach the encoding to it, then "
             f"PeftModel.from_pretrained(model, '{path}')"
         )
-    try:
-        return AutoConfig.from_pretrained(path, **location)
-    except OSError as error:
-        raise FileNotFoundError(
-            f"path must be a folder that save_pretrained wrote, or a repository on the hub, got '{path}': {error}"
-        ) from error
+    return AutoConfig.from_pretrained(path, **location)
 
 
 def read_encodings(
@@ -182,14 +182,6 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
         ) from error
 
 
-def _load_numbers(path: str | Path, name: str, bias: Any, tensors: dict[str, Tensor]) -> None:
-    """Load the saved numbers of an attached encoding."""
-    try:  # numbers are assigned, so that they keep the dtype in which they were saved
-        bias.load_state_dict({key: tensor.to(bias.encoding.device) for key, tensor in tensors.items()}, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
-
-
 def _parts(model: nn.Module, saved: Mapping[nn.Module, Mapping[str, Any]]) -> list[SequenceModel]:
     """Return the parts of a model that `attach` was given: both halves of T5; or the model, if it reads no tokens."""
     if not _reads_tokens(next(iter(saved.values()))):
@@ -220,8 +212,7 @@ def _install(path: str | Path, part: SequenceModel, saved: Mapping[nn.Module, Ma
     places = {module: Place(**configuration["module"]) for module, configuration in saved.items()}
     own = encodings if replaces else ()
     plan = Plan(part, positions == "disable", one["disabled"], places=places, own=own)
-    with restoring_on_error(functools.partial(remove, part)):
-        plan.install(fitted(plan, encodings), disable=plan.disable)
+    plan.install(fitted(plan, encodings), disable=plan.disable)
 
 
 def _reads_tokens(configuration: Mapping[str, Any]) -> bool:
@@ -242,7 +233,7 @@ def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
             model_class = model_class._model_mapping[type(config)]
         except KeyError as error:
             raise ValueError(f"{auto} has no class for model type '{config.model_type}'; give another") from error
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+    if not isinstance(model_class, type):
         raise TypeError(f"model_class must be a model class of transformers, e.g. AutoModel, got {model_class!r}")
     return model_class
 
