@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
 from pelocality.models.auditing.checks import CHECKS, first_difference, window_words
 from pelocality.models.auditing.measured import (
@@ -20,7 +21,7 @@ from pelocality.models.auditing.measured import (
 )
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, RotaryAngles, family_named
+from pelocality.models.families import UNDECLARED, family_named
 from pelocality.models.inputs.tokens import token_batch
 from pelocality.models.inputs.words import drawn_words
 from pelocality.models.sequence_model import SequenceModel

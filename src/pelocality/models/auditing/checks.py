@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import HIDDEN
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, RotaryAngles, Window
+from pelocality.models.families import UNDECLARED, Window
 
 _PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-from pelocality.models.families import Architecture, RotaryAngles, Window, attached_biases, family_named
+from pelocality.models.families import Architecture, Window, attached_biases, family_named
 from pelocality.models.layers import layer_numbers
 from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
 from pelocality.models.sequence_model import SequenceModel

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pelocality.models.families import RotaryAngles
+from pelocality.encodings._rotary_angles import RotaryAngles
 
 
 @dataclass(frozen=True, eq=False)
