@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._toeplitz import toeplitz
-from pelocality.models.families._record import Architecture, rows_for_tokens
+from pelocality.models.families._record import Architecture
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,6 @@ class KnownLogits(Architecture):
     def after_norm(self, base: Any) -> Any:
         """Return the linear map after the layer norm of the input, or None."""
         return getattr(base, "embeddings_project", None)  # ELECTRA: narrower than its layers
-
-    def max_length(self, base: Any) -> int | None:
-        """Return the number of tokens the position table has rows for, or None without a limit."""
-        absolute = self.absolute(base)
-        return None if absolute is None else rows_for_tokens(absolute.table)
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         """Return the cosines and sines of rotary embeddings, each (n, d_head / 2), or None."""

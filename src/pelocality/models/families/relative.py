@@ -2,7 +2,6 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
-import math
 from typing import Any
 
 import torch
@@ -79,12 +78,8 @@ class Mpt(Architecture):
     model_types = ("mpt",)
 
     def declared_slopes(self, config: Any) -> Tensor | None:
-        if not config.attn_config.alibi:
-            return None
-        heads, most = config.n_heads, config.attn_config.alibi_bias_max
-        power = 2 ** math.ceil(math.log2(heads))  # slopes of a power of two heads, every second one first
-        slopes = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64, device="cpu") / power)
-        return slopes if power == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+        attention = config.attn_config
+        return published_slopes(config.n_heads) ** (attention.alibi_bias_max / 8) if attention.alibi else None
 
     def max_length(self, base: Any) -> int | None:
         return int(base.config.max_seq_len)
@@ -131,9 +126,6 @@ class XlNet(KnownLogits):
 
     def scaling(self, module: Any) -> float:
         return float(module.scale)
-
-    def causal(self, base: Any) -> bool:
-        return bool(base.config.attn_type == "uni")
 
     def declared_causal(self, config: Any, base: Any) -> bool | None:
         return bool(config.attn_type == "uni")
