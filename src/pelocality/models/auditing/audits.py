@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
-from pelocality.models.auditing.checks import CHECKS, first_difference, window_words
+from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
 from pelocality.models.auditing.measured import (
     BEHIND_PADDING,
     PADDING,
@@ -82,16 +82,14 @@ def audit(
         'layers 0-1: declared rotary, base 500000, measured rotary, base 10000: angles differ from position 1 on...'
     """
     models = [SequenceModel.of(each) for each in (model, other) if each is not None]
-    lengths, farthest, hints = zip(*(_declared_sizes(each) for each in models), strict=True)
-    readings = [
-        _read(each, input_ids, max(lengths), max(farthest), dims) for each, dims in zip(models, hints, strict=True)
-    ]
-    audits = [_audit(each) for each in readings]
+    length, farthest = map(max, zip(*map(_declared_sizes, models), strict=True))
+    readings = [_read(each, input_ids, length, farthest) for each in models]
+    audits = list(map(_audit, readings))
     return audits[0] if other is None else _compare(audits, readings)
 
 
-def _declared_sizes(model: SequenceModel) -> tuple[int, int, list[int]]:
-    """Return the number of positions that show the windows of a model, the last one for its angles, and their dims."""
+def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
+    """Return the number of positions that show the windows of a model, and the last one for its angles."""
     config: Any = model.config.get_text_config() if model.config is not None else None
     if not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"{model} cannot be audited: its configuration has no num_hidden_layers")
@@ -104,8 +102,7 @@ def _declared_sizes(model: SequenceModel) -> tuple[int, int, list[int]]:
     farthest = longest - 1 if rotary and longest > 2 * SHORT else 0
     if any(each.scaling in ("dynamic", "longrope") for each in rotary):  # depends on the length of the text
         farthest = 2 * max(longest, SHORT, *(each.trained for each in rotary))
-    length = _runnable(model, max([SHORT, *(size for size in sizes if size <= most)]))
-    return length, farthest, sorted({each.dims for each in rotary})
+    return _runnable(model, max([SHORT, *(size for size in sizes if size <= most)])), farthest
 
 
 def _runnable(model: SequenceModel, length: int) -> int:
@@ -114,14 +111,14 @@ def _runnable(model: SequenceModel, length: int) -> int:
     return most - 1 + most % 2
 
 
-def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int, hints: list[int]) -> Reading:
+def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int) -> Reading:
     """Run a model for an audit, on at most so many positions."""
     length = _runnable(model, length)
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     word, ids = _tokens(model, input_ids, min(length, SHORT))
     with inference(model.module), model.observable():
-        reading = read(model, word, ids, length, farthest, hints)
+        reading = read(model, word, ids, length, farthest)
     if not reading.layers:
         raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
     return reading
@@ -143,10 +140,11 @@ def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Ten
 def _audit(reading: Reading) -> Audit:
     """Return the audit of one model."""
     model, length, cautions = reading.model, reading.constant.tokens, []
-    layers = [_layer_audit(reading, layer) for layer in reading.layers]
+    at_input = table(reading), rows_with_a_mask(reading)
+    layers = [_layer_audit(reading, layer, *at_input) for layer in reading.layers]
     layers += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
-    row, plain = reading.first_rows.get(BEHIND_PADDING, (0, 0))
-    if row != plain and reading.causal and not reading.family.counts_tokens and not reading.generates:
+    moved = BEHIND_PADDING in reading.moved_rows
+    if moved and reading.causal and not reading.family.counts_tokens and not reading.generates:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):
@@ -163,9 +161,10 @@ def _audit(reading: Reading) -> Audit:
     )
 
 
-def _layer_audit(reading: Reading, layer: Layer) -> LayerAudit:
-    """Return what is declared and measured of one layer."""
-    rows, reach, text = [check(reading, layer) for check in CHECKS], layer.constant.reach, layer.text
+def _layer_audit(reading: Reading, layer: Layer, *at_input: Row) -> LayerAudit:
+    """Return what is declared and measured of one layer, that at the input first."""
+    reach, text = layer.constant.reach, layer.text
+    rows = [*at_input, *(check(reading, layer) for check in CHECKS)]
     return LayerAudit(
         layer=layer.number,
         positions=(_joined(row.declared for row in rows), _joined(row.measured for row in rows)),

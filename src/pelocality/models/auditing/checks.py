@@ -46,23 +46,26 @@ def _number(value: float) -> str:
 # ---- the table at the input
 
 
-def table(reading: Reading, layer: Layer) -> Row:
+def table(reading: Reading) -> Row:
     """Compare the rows that tokens read from a table at the input."""
     kind, first = reading.family.declared_table(reading.config) or ("", 0)
     declared, lookup, states = _table_words(kind, first), reading.table, reading.constant.input_states
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
         return _row("table", declared, "computed at the input" if computed else "", {"": kind != "" and not computed})
-    rows, equal = lookup.rows.tolist(), reading.equal_positions
+    rows = lookup.rows.tolist()
     measured = _table_words("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", rows[0])
     if not kind:
         return Row(declared, measured)
-    if wrong := [place for place, row in enumerate(rows) if row != first + place]:
-        difference = f"position {wrong[0]} reads row {rows[wrong[0]]}, not row {first + wrong[0]}"
-    else:
-        difference = "equal vectors at positions {} and {}".format(*equal or (0, 0))
-    measured = "" if len(equal) == len(rows) else measured
-    return _row("table", declared, measured, {difference: bool(wrong or equal)})
+    vectors = lookup.table[lookup.rows].cpu()
+    _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
+    equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
+    wrong = [(place, row) for place, row in enumerate(rows) if row != first + place]
+    difference = "".join(f"position {place} reads row {row}, not row {first + place}" for place, row in wrong[:1])
+    if not wrong and len(equal) > 1:
+        difference = f"equal vectors at positions {equal[0]} and {equal[1]}"
+    measured = "" if 1 < len(equal) == len(rows) else measured
+    return _row("table", declared, measured, {difference: difference != ""})
 
 
 def _table_words(kind: str, row: int) -> str:
@@ -79,11 +82,11 @@ def _is_sinusoidal(table: Tensor) -> bool:
     return bool(nonzero.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
-def rows_with_a_mask(reading: Reading, layer: Layer) -> Row:
+def rows_with_a_mask(reading: Reading) -> Row:
     """Compare the row of the first token with and without a mask, and find positions for which a table has no row."""
     differences = [f"{name}: {run}" for name, run in reading.runs.items() if isinstance(run, NoRowError)]
-    for name, (row, plain) in reading.first_rows.items():
-        if row != plain and (name != BEHIND_PADDING or reading.family.counts_tokens):
+    for name, (row, plain) in reading.moved_rows.items():
+        if name != BEHIND_PADDING or reading.family.counts_tokens:
             differences.append(f"{name}: the first token reads row {row}, not row {plain}")
     return Row(mismatch=", ".join(differences))
 
@@ -294,12 +297,5 @@ def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | 
     return None
 
 
-CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (
-    table,
-    rows_with_a_mask,
-    rotation,
-    bias,
-    visible_keys,
-    attention_with_a_mask,
-)
-"""What an audit compares, in the order of the words of a layer's positions."""
+CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (rotation, bias, visible_keys, attention_with_a_mask)
+"""What an audit compares in each layer, in the order of the words of its positions."""

@@ -7,10 +7,8 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 
 import re
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -292,29 +290,19 @@ class Reading:
     table: Lookup | None
     runs: dict[str, Recorder | Exception]
 
-    @cached_property
-    def equal_positions(self) -> list[int]:
-        """The first positions at which the table has one vector; [] if they all differ."""
-        if self.table is None:
-            return []
-        vectors = self.table.table[self.table.rows].cpu()
-        _, number, count = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
-        equal: list[int] = (number == number[(count[number] > 1).int().argmax()]).nonzero().flatten().tolist()
-        return equal if len(equal) > 1 else []
-
     @property
-    def first_rows(self) -> dict[str, tuple[int, int]]:
-        """The row of the table that the first token reads in each run with a mask, and without one."""
-        runs = {name: run for name, run in self.runs.items() if isinstance(run, Recorder)}
-        return {
-            name: (int(lookup.rows[run.part.start]), int(self.table.rows[0]))
-            for name, run in runs.items()
-            for lookup in reversed(run.lookups)  # the first one counts
-            if self.table is not None and lookup.table.data_ptr() == self.table.table.data_ptr()
-        }
+    def moved_rows(self) -> dict[str, tuple[int, int]]:
+        """The row of the table that the first token reads, by the runs with a mask where it differs from the other."""
+        moved = {}
+        for name, run in self.runs.items():
+            for lookup in run.lookups if isinstance(run, Recorder) and self.table is not None else ():
+                if lookup.table.data_ptr() == self.table.table.data_ptr():
+                    moved[name] = int(lookup.rows[run.part.start]), int(self.table.rows[0])
+                    break
+        return {name: rows for name, rows in moved.items() if rows[0] != rows[1]}
 
 
-def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: int, hints: Sequence[int]) -> Reading:
+def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: int) -> Reading:
     """Run a model for what its layers do with positions.
 
     Args:
@@ -323,10 +311,11 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         text: (1, n) token ids, at most ``SHORT``.
         length: The number of positions of the run with constant content.
         farthest: The last position of the run with positions far apart; 0 for no such run.
-        hints: Declared numbers of rotated dimensions, to try first.
     """
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
+    declared = [family.declared_rotation(config, layer) for layer in range(config.num_hidden_layers)]
+    hints = sorted({each.dims for each in declared if isinstance(each, RotaryAngles)})
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
     # an encoder-decoder model reads with its encoder, which continues no text
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
@@ -349,6 +338,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
             table = _table_at_input(_run(model, every, input_alone=True).lookups, widths) or table
         except NoRowError as error:
             runs |= {f"at {most} positions": error} if family.table is not None else {}
+    with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
     near = torch.arange(min(length, SHORT), device="cpu")
     far, distant = near, []
     if farthest and hints and model.reads("position_ids"):
@@ -359,15 +349,13 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
-        masked = {name: run.calls[place:] for name, run in runs.items() if isinstance(run, Recorder)}
-        masked.pop(_IN_GENERATION, None)
         layer = Layer(
             number=numbers[place],
             rotation=family.declared_rotation(config, block),
             window=family.declared_window(config, block),
             constant=call,
             text=on_text[place] if place < len(on_text) else call,
-            masked={name: calls[0] for name, calls in masked.items() if calls},
+            masked={name: calls[place] for name, calls in with_mask.items() if place < len(calls)},
             queries=rotation_of(call.query, other.query, near, length, hints),
             keys=rotation_of(call.key, other.key, near, length, hints),
             far=rotation_of(distant[place].query, None, far, farthest + 1, hints) if distant else None,
@@ -390,39 +378,36 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
     if not model.reads("attention_mask"):
         return {}
     short, left = ids[:, :SHORT], slice(PADDING, None)
-    runs = {
-        "with an attention mask": _masked_run(model, short, slice(None)),
-        "before padding on the right": _masked_run(model, ids, slice(0, -PADDING)),
-        BEHIND_PADDING: _masked_run(model, short, left),
+    with_padding = {
+        "with an attention mask": (short, slice(None)),
+        "before padding on the right": (ids, slice(0, -PADDING)),
+        BEHIND_PADDING: (short, left),
     }
     if in_generation:
-        head, plain = model.with_head, GenerationConfig()  # type: ignore[no-untyped-call]
-        with changed(head, "generation_config", plain):  # the user's configuration may ask for beams
-            runs[_IN_GENERATION] = _masked_run(model, short, left, lambda each: head.generate(**each, max_new_tokens=1))
+        with_padding[_IN_GENERATION] = short, left
+    padding = model.padding if 0 <= (model.padding or 0) < model.vocabulary else None
+    runs: dict[str, Recorder | Exception] = {}
+    for name, (tokens, real) in with_padding.items():
+        mask = torch.zeros_like(tokens)
+        mask[:, real] = 1
+        inputs = {"input_ids": tokens.masked_fill(mask == 0, padding or 0), "attention_mask": mask}
+        try:
+            runs[name] = _run(model, inputs, generating=name == _IN_GENERATION, real=real)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            runs[name] = error
     return runs
 
 
-def _masked_run(
-    model: SequenceModel, ids: Tensor, real: slice, run: Callable[[dict[str, Tensor]], Any] | None = None
-) -> Recorder | Exception:
-    """Run a model on tokens (1, n) with padding in the place of those that are not real, or return its error."""
-    mask = torch.zeros_like(ids)
-    mask[:, real] = 1
-    padding = model.padding or 0
-    padded = ids.masked_fill(mask == 0, padding if 0 <= padding < model.vocabulary else 0)
-    try:
-        return _run(model, {"input_ids": padded, "attention_mask": mask}, run, real=real)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return error
-
-
-def _run(
-    model: SequenceModel, inputs: dict[str, Any], run: Callable[[dict[str, Any]], Any] | None = None, **options: Any
-) -> Recorder:
+def _run(model: SequenceModel, inputs: dict[str, Any], *, generating: bool = False, **options: Any) -> Recorder:
     """Run a model, recorded with the options of `Recorder`."""
-    recorder = Recorder(inputs["input_ids"].shape[1], **options)
+    recorder, head = Recorder(inputs["input_ids"].shape[1], **options), model.with_head
     with suppress(_LayersBeginError), recorder.observing(model.module):
-        (run or model.run)(inputs)
+        if not generating:
+            model.run(inputs)
+        else:
+            plain = GenerationConfig()  # type: ignore[no-untyped-call]
+            with changed(head, "generation_config", plain):  # the user's configuration may ask for beams
+                head.generate(**inputs, max_new_tokens=1)
     return recorder
