@@ -102,18 +102,13 @@ def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
     farthest = longest - 1 if rotary and longest > 2 * SHORT else 0
     if any(each.scaling in ("dynamic", "longrope") for each in rotary):  # depends on the length of the text
         farthest = 2 * max(longest, SHORT, *(each.trained for each in rotary))
-    return _runnable(model, max([SHORT, *(size for size in sizes if size <= most)])), farthest
-
-
-def _runnable(model: SequenceModel, length: int) -> int:
-    """Return the number of positions to run, at most so many; it is odd, so that hardly another axis has its size."""
-    most = min(length, model.longest or length)
-    return most - 1 + most % 2
+    return max([SHORT, *(size for size in sizes if size <= most)]), farthest
 
 
 def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int) -> Reading:
     """Run a model for an audit, on at most so many positions."""
-    length = _runnable(model, length)
+    length = min(length, model.longest or length)
+    length -= 1 - length % 2  # so that hardly another axis has its size
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     word, ids = _tokens(model, input_ids, min(length, SHORT))
@@ -207,9 +202,8 @@ def _first_other_row(one: Lookup | None, two: Lookup | None) -> int | None:
     a, b = (each.table[each.rows].cpu().double() for each in (one, two))
     if a.shape[1] != b.shape[1]:
         return 0
-    n = min(len(a), len(b))
-    other = ~torch.isclose(a[:n], b[:n], atol=1e-6).all(1)
-    return int(other.nonzero()[0]) if bool(other.any()) else None if len(a) == len(b) else n
+    equal = [torch.allclose(*pair, atol=1e-6) for pair in zip(a, b, strict=False)]
+    return None if all(equal) and len(a) == len(b) else [*equal, False].index(False)
 
 
 def _change(a: Tensor, b: Tensor) -> float:
@@ -221,8 +215,6 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     """Return the smallest distance at which two layers' positions differ, and the number of positions of that run."""
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
-    far = [each.far for each in (one, two) if isinstance(each.far, Rotation)]
-    if len(far) == 2 and far[0].length == far[1].length and far[0].dims == far[1].dims:
-        off = far[0].off_from(far[1])
-        return (None, None) if off is None else (off[0], far[0].length)
-    return None, None
+    a, b = one.far, two.far
+    comparable = isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims)
+    return (off[0], a.length) if comparable and (off := a.off_from(b)) else (None, None)

@@ -178,13 +178,14 @@ def bias(reading: Reading, layer: Layer) -> Row:
         declared = f"{config.relative_attention_num_buckets} buckets"
     largest, fitted = measured.nan_to_num().abs().amax((1, 2)), -measured[:, -1, 0] / (n - 1)
     rounding = (precision + torch.finfo(torch.bfloat16).eps * largest)[:, None, None]  # Falcon's table is in bfloat16
+    steep = bool((fitted.abs() * n > 2 * rounding.flatten()).all())
     lookup = next((each for each in reading.constant.lookups if _is_read(each, measured)), None)
     words = "relative terms"
     if float(largest.max()) < 1e-3:
         words = ""
     elif lookup is not None:
         words = f"{len(lookup.table)} buckets"
-    elif not terms and _are_slopes(fitted, measured, rounding):
+    elif steep and not terms and not bool(_off_slopes(measured, fitted, rounding).any()):
         words = _slope_words(fitted)
     if slopes is not None and len(slopes) == len(measured):
         off = _off_slopes(measured, slopes, rounding)
@@ -196,12 +197,6 @@ def bias(reading: Reading, layer: Layer) -> Row:
         return _row("bias", declared, words, {"": slopes is not None or (words != declared and terms is not None)})
     nearest = int(distances(n).abs()[off > 0].min()) if bool(off.any()) else 0
     return _row("bias", declared, words, {f"{difference} from distance {nearest} on": nearest > 0})
-
-
-def _are_slopes(slopes: Tensor, measured: Tensor, rounding: Tensor) -> bool:
-    """Return whether a bias (head, n, n) is that of slopes (head,), which are more than rounding."""
-    steep = bool((slopes.abs() * measured.shape[-1] > 2 * rounding.flatten()).all())
-    return steep and not bool(_off_slopes(measured, slopes, rounding).any())
 
 
 def _off_slopes(measured: Tensor, slopes: Tensor, rounding: Tensor) -> Tensor:

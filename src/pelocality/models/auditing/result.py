@@ -84,21 +84,18 @@ class Audit(DisplayMixin):
         return pd.DataFrame(rows)
 
     def _headline(self) -> str:
-        found = len(self.mismatches)
-        verdict = "as declared" if not found else f"{found} mismatch{'es' if found > 1 else ''}"
+        number = len(self.mismatches)
+        verdict = f"{number} mismatch{'es' if number > 1 else ''}" if number else "as declared"
         return f"{label(self.model, self.encoding)}: {len(self.layers)} layers, {verdict}"
 
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame()
-        shown = pd.DataFrame({"layer": frame.layer, "positions": frame.positions_measured})
-        shown["window"] = frame.window_measured
+        shown = frame.drop(columns=[name for name in frame if name.endswith("_declared")])
+        shown = shown.rename(columns=lambda name: name.removesuffix("_measured")).dropna(axis=1, how="all")
         shown["causal"] = frame.causal_measured.map({True: "yes", False: "no"}).fillna("")
-        shown["first_key"] = frame.first_key
-        if frame.sinks.notna().any():
-            shown["sinks"] = frame.sinks
         declared = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")
-        shown["declared"] = declared.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
-        return shown
+        declared = declared.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
+        return shown.drop(columns="mismatches").assign(declared=declared)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -147,14 +144,13 @@ class AuditComparison(DisplayMixin):
 
     def _headline(self) -> str:
         names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
-        found = zip(self.layers, self.distance, self.length, strict=True)
-        different = [(layer, far, length) for layer, far, length in found if far is not None]
         if self.input_differs:
             return f"{names}: they differ at the input, from position {self.input_position} on"
-        if not different:
-            return f"{names}: the same positions in every layer"
-        layer, far, length = different[0]
-        return f"{names}: they differ first in layer {layer}, at distances of {far} and more in {length} positions"
+        for layer, far, length in zip(self.layers, self.distance, self.length, strict=True):
+            if far is not None:
+                where = f"first in layer {layer}, at distances of {far} and more in {length} positions"
+                return f"{names}: they differ {where}"
+        return f"{names}: the same positions in every layer"
 
     def _table(self) -> pd.DataFrame:
         return self.to_frame()
@@ -167,8 +163,8 @@ class AuditComparison(DisplayMixin):
 
 def _numbered(numbers: Sequence[int]) -> str:
     """Return "layer 3", "layers 0-5" or "layers 1, 3"."""
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]}-{numbers[-1]}"
-    return f"layers {', '.join(map(str, numbers))}"
+    first, *_, last = (*numbers, numbers[-1])
+    if first == last:
+        return f"layer {first}"
+    successive = list(numbers) == list(range(first, last + 1))
+    return f"layers {first}-{last}" if successive else f"layers {', '.join(map(str, numbers))}"

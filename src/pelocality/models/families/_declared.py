@@ -94,6 +94,7 @@ class DeclaredPositions:
             or (by_type and parameters is None)
             or (in_windows and kind != "sliding_attention")
             or base == 0
+            or getattr(config, "position_embedding_type", "") is None
             or getattr(config, "use_mem_rope", True) is False
             or self.declared_slopes(config) is not None
         ):
@@ -103,8 +104,6 @@ class DeclaredPositions:
         if not isinstance(parameters, Mapping) or "rope_theta" not in parameters:
             known = self.rotates_by_default is False or self.declared_table(config) is not None
             return None if known else UNDECLARED
-        if getattr(config, "position_embedding_type", "") is None:
-            return None
         scaling = parameters.get("rope_type", "default")
         if scaling not in SCALINGS:
             return UNDECLARED

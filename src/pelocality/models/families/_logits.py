@@ -66,7 +66,7 @@ class KnownLogits(Architecture):
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """Return the first argument of an attention module, its hidden states, as (batch, n, d)."""
-        return hidden
+        return hidden.movedim(self.token_axis, 1)
 
     def scaling(self, module: Any) -> float:
         """Return the factor on the query-key product, usually 1 / sqrt(d_head)."""
@@ -83,7 +83,8 @@ class KnownLogits(Architecture):
 
     def cap(self, module: Any) -> float | None:
         """Return the c of soft-capped logits c tanh(x / c), or None."""
-        return None
+        cap: float | None = getattr(module, "attn_logit_softcapping", None)  # Gemma 2
+        return cap
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""

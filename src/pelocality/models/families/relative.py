@@ -106,6 +106,7 @@ class XlNet(KnownLogits):
 
     model_types = ("xlnet",)
     relative_terms = True
+    token_axis = 0
     mask_arguments = ("attn_mask_h",)
     position_arguments = ("r",)
     position_weights = ("r", "r_r_bias")
@@ -116,9 +117,6 @@ class XlNet(KnownLogits):
         if base.config.bi_data:
             raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
         return base
-
-    def attention_input(self, hidden: Tensor) -> Tensor:
-        return hidden.transpose(0, 1)  # XLNet runs (n, batch, d)
 
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query = torch.einsum("bid,dhe->bhie", hidden, module.q)

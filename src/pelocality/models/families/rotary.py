@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._calls import argument_names
 from pelocality.models.families._logits import KnownLogits, split_heads
 from pelocality.models.families._record import ATTACHED, Architecture
@@ -48,23 +49,12 @@ class Rotary(KnownLogits):
     def _grouped(self, module: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries, and the keys of each query head; dimensions that rotate together half of d_head apart."""
         size = query.shape[-1]
-        rotated = self._rotated_size(module, size)
+        angles = self.declared_rotation(module.config, module.layer_idx)
+        rotated = angles.dims + angles.dims % 2 if isinstance(angles, RotaryAngles) else size
         pairs = torch.arange(rotated).view(-1, 2).T if self.interleaved else torch.arange(rotated).view(2, -1)
         order = torch.cat([pairs, torch.arange(rotated, size).view(2, -1)], dim=1).flatten().to(query.device)
         # grouped-query attention: each key head serves several adjacent query heads
         return query[..., order], key[..., order].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-
-    def _rotated_size(self, module: Any, size: int) -> int:
-        """Return how many of the dimensions of a head are rotated."""
-        parameters = getattr(module.config, "rope_parameters", None) or {}
-        # some families have one by type of layer
-        parameters = parameters.get(getattr(module, "layer_type", None), parameters)
-        rotated = int(size * (parameters.get("partial_rotary_factor") or 1.0))
-        return rotated + rotated % 2
-
-    def cap(self, module: Any) -> float | None:
-        cap: float | None = getattr(module, "attn_logit_softcapping", None)
-        return cap
 
     def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
         # Qwen2: some layers only; Mistral: every layer
