@@ -189,12 +189,14 @@ class Architecture(DeclaredPositions):
     def why_not_measured(self, base: Any) -> str | None:
         """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""
         reasons = (reason for reason, types in _NOT_MEASURED.items() if base.config.model_type in types)
-        return next(reasons, Architecture.why_not_additive(self, base))
+        return next(reasons, self.why_not_additive(base))
 
     def why_not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""
         if getattr(base.config, "attention_type", None) == "block_sparse":
             return "long inputs are attended in blocks; load it with attention_type='original_full'"
+        if getattr(base.config, "talking_head", False):  # DeBERTa
+            return "with talking_head=True it mixes the logits of its heads, and their weights"
         return None
 
     def why_positions_remain(self, base: Any) -> str | None:
