@@ -144,8 +144,8 @@ def _audit(reading: Reading) -> Audit:
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):
             cautions.append(f"{name} nothing was measured: the model raises {type(run).__name__}: {run}")
-    sizes = {layer.window[1] for layer in reading.layers if isinstance(layer.window, tuple)}
-    if beyond := sorted(size for size in sizes if size >= length):
+    windows = [layer.window for layer in reading.layers if isinstance(layer.window, tuple)]
+    if beyond := sorted({size for _, size in windows if size >= length}):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
     return Audit(
         layers=tuple(sorted(layers, key=lambda row: row.layer)),
@@ -165,8 +165,8 @@ def _layer_audit(reading: Reading, layer: Layer, *at_input: Row) -> LayerAudit:
         positions=(_joined(row.declared for row in rows), _joined(row.measured for row in rows)),
         window=(window_words(layer.window, reading.causal), window_words(reach.window, reach.causal)),
         causal=(reading.causal, reach.causal),
-        first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
-        sinks=None if text.sinks is None else float(text.sinks.cpu().double().mean()),
+        first_key=float(text.weights[:, 1:, 0].mean()),
+        sinks=None if text.sinks is None else float(text.sinks.mean()),
         mismatches=tuple(row.mismatch for row in rows if row.mismatch),
     )
 
@@ -184,12 +184,13 @@ def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
         one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
         raise ValueError(f"model and other must have the same layers, heads and positions, got {one} and {two}")
     pairs = list(zip(*(reading.layers for reading in readings), strict=True))
-    differences = [_difference(*pair) for pair in pairs]
+    distance, length = zip(*(_difference(*pair) for pair in pairs), strict=True)
     return AuditComparison(
         audits=(audits[0], audits[1]),
-        distance=tuple(distance for distance, _ in differences),
-        length=tuple(length for _, length in differences),
-        change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
+        distance=distance,
+        length=length,
+        # the total variation, mean over heads and queries
+        change=tuple(float((a.text.weights - b.text.weights).abs().sum(-1).mean() / 2) for a, b in pairs),
         layers=tuple(layer.number for layer in readings[0].layers),
         input_position=_first_other_row(*(reading.table for reading in readings)),
     )
@@ -204,11 +205,6 @@ def _first_other_row(one: Lookup | None, two: Lookup | None) -> int | None:
         return 0
     equal = [torch.allclose(*pair, atol=1e-6) for pair in zip(a, b, strict=False)]
     return None if all(equal) and len(a) == len(b) else [*equal, False].index(False)
-
-
-def _change(a: Tensor, b: Tensor) -> float:
-    """Return the total variation between two attentions (head, n, n), mean over heads and queries."""
-    return float((a.cpu().double() - b.cpu().double()).abs().sum(-1).mean() / 2)
 
 
 def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:

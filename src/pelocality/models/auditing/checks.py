@@ -99,9 +99,7 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     declared, queries, keys = layer.rotation, layer.queries, layer.keys
     angles = declared if isinstance(declared, RotaryAngles) else None
     head = queries.head if isinstance(queries, Rotation) else None
-    words = str(declared or "")
-    if angles is not None:
-        words = _rotary_words(angles, angles.attention_factor, angles.dims, head)
+    words = str(declared or "") if angles is None else _rotary_words(angles, angles.attention_factor, angles.dims, head)
     if not isinstance(queries, Rotation):
         measured = {None: "", "unseen": "queries not seen"}.get(queries, f"queries {queries} by position")
         missing = angles is not None and queries != "unseen"
@@ -222,11 +220,10 @@ def _from_diagonal(logits: Tensor) -> Tensor:
 
 def bias_of(call: Call) -> tuple[Tensor, Tensor]:
     """Return the bias of constant content, NaN where a key is hidden, (head, n, n), and its precision (head,)."""
-    logits = call.logits.cpu().double()
-    bias = _from_diagonal(logits)
+    bias = _from_diagonal(call.logits)
     bias = bias.masked_fill(bias <= HIDDEN, torch.nan)
     eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
-    return bias, eps * logits.masked_fill(bias.isnan(), 0).abs().amax((1, 2))
+    return bias, eps * call.logits.masked_fill(bias.isnan(), 0).abs().amax((1, 2))
 
 
 def _slope_words(slopes: Tensor) -> str:

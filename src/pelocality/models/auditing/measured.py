@@ -56,10 +56,10 @@ class Call(NamedTuple):
         block: The block in which it ran.
         query: (head, n, d_head) as they enter the product, or None where they were not seen.
         key: (head of keys, n, d_head), likewise.
-        logits: (head, n, n) before the softmax, masked ones far below the others.
-        weights: (head, n, n).
+        logits: (head, n, n) before the softmax, masked ones far below the others, in float64 on the CPU.
+        weights: (head, n, n), likewise.
         reach: Which keys are visible, over the full length of the run.
-        sinks: The weight of learned sinks (head, n), or None where rows sum to 1 over the sequence.
+        sinks: The weight of learned sinks (head, n), likewise, or None where rows sum to 1 over the sequence.
     """
 
     block: Block | None
@@ -88,14 +88,12 @@ class Recorder(Observer):
         tokens: The number of tokens, padding included.
         constant: Whether every linear map of the tokens returns the same vector at each of them.
         real: The tokens that are not padding.
-        input_alone: Whether the model stops before its first block.
+        input_only: Whether the model stops before its first block.
     """
 
-    def __init__(
-        self, tokens: int, *, constant: bool = True, real: slice = slice(None), input_alone: bool = False
-    ) -> None:
+    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), input_only: bool = False) -> None:
         super().__init__(lambda attention: None, tokens)
-        self.tokens, self.constant, self.real, self.input_alone = tokens, constant, real, input_alone
+        self.tokens, self.constant, self.real, self.input_only = tokens, constant, real, input_only
         start, stop, _ = real.indices(tokens)
         self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
         self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
@@ -144,7 +142,7 @@ class Recorder(Observer):
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
         super().enter(block, args, kwargs)
-        if self.input_alone:
+        if self.input_only:
             raise _LayersBeginError
         if self.input_states is None:
             states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
@@ -161,9 +159,9 @@ class Recorder(Observer):
             self._reaches[mask, causal] = self._reach(seen.tril() if causal else seen)
         query, key = (call[name][..., part, :] for name in ("query", "key"))
         corner = None if mask is None else mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
-        logits = _flat(kernel_logits(call | {"query": query, "key": key, "attn_mask": corner})).float()
-        reach = self._reaches[mask, causal]
-        self.calls.append(Call(self.block, _flat(query), _flat(key), logits, logits.softmax(-1), reach))
+        logits = _flat(kernel_logits(call | {"query": query, "key": key, "attn_mask": corner}))
+        weights, reach = logits.softmax(-1).cpu().double(), self._reaches[mask, causal]
+        self.calls.append(Call(self.block, _flat(query), _flat(key), logits.cpu().double(), weights, reach))
 
     def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""
@@ -173,9 +171,9 @@ class Recorder(Observer):
         logits, weights = _flat(logits), _flat(weights)
         reach = self._reach(((logits > MASKED) | (weights > 0))[..., :n])
         query, key = (None, None) if factors is None else (_flat(each)[:, part] for each in factors)
-        sinks = weights[:, part, n:].sum(-1) if weights.shape[-1] > n else None
-        logits, weights = logits[:, part, part].float(), weights[:, part, part]
-        self.calls.append(Call(self.block, query, key, logits, weights, reach, sinks))
+        logits, weights = (each[:, part].cpu().double() for each in (logits, weights))
+        sinks = weights[..., n:].sum(-1) if weights.shape[-1] > n else None
+        self.calls.append(Call(self.block, query, key, logits[..., part], weights[..., part], reach, sinks))
 
     def _reach(self, visible: Tensor) -> Reach:
         """Return the reach of the tokens from visible keys (..., n, n); a window without a name is "irregular"."""
@@ -197,16 +195,14 @@ class Recorder(Observer):
         """Record the rows of a table that were read, one for each token or for each pair of tokens."""
         rows, table = named[:2] if func is nn.functional.embedding else (named[-1], named[0])
         rows = rows[0] if isinstance(rows, tuple) else rows
-        if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and table.ndim == 2):
+        shape = {self.tokens: (self.tokens,), self.tokens**2: (self.tokens, self.tokens)}
+        if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and rows.numel() in shape):
             return
-        n = self.tokens
-        if table.is_floating_point() and rows.numel() in (n, n * n) and bool((rows != rows.flatten()[0]).any()):
+        if table.is_floating_point() and table.ndim == 2 and bool((rows != rows.flatten()[0]).any()):
             first = 0 if func is nn.functional.embedding else -len(table)
-            missing = rows[(rows < first) | (rows >= len(table))]
-            if missing.numel():
+            if (missing := rows[(rows < first) | (rows >= len(table))]).numel():
                 raise NoRowError(f"a table of {len(table)} rows has no row {int(missing[0])}")
-            rows = rows.reshape((n,) if rows.numel() == n else (n, n))
-            self.lookups.append(Lookup(self.block, table.detach(), rows))
+            self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape[rows.numel()])))
 
 
 def _flat(states: Tensor) -> Tensor:
@@ -335,7 +331,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
         every = {"input_ids": torch.full((1, most), word, device=ids.device)}
         try:
-            table = _table_at_input(_run(model, every, input_alone=True).lookups, widths) or table
+            table = _table_at_input(_run(model, every, input_only=True).lookups, widths) or table
         except NoRowError as error:
             runs |= {f"at {most} positions": error} if family.table is not None else {}
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
