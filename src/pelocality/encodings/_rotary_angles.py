@@ -76,6 +76,6 @@ class RotaryAngles:
             return 1.0
         if self.scaling == "longrope":
             return math.sqrt(1 + math.log(self._factor) / math.log(self.trained))
-        scales = self.options.get("mscale"), self.options.get("mscale_all_dim")
+        scales: Any = self.options.get("mscale"), self.options.get("mscale_all_dim")
         above, below = (0.1 * scale * math.log(self._factor) + 1 for scale in (scales if all(scales) else (1, 0)))
         return float(above / below)

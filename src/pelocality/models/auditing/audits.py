@@ -212,5 +212,6 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    comparable = isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims)
-    return (off[0], a.length) if comparable and (off := a.off_from(b)) else (None, None)
+    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims):
+        return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
+    return None, None

@@ -289,13 +289,14 @@ class Reading:
     @property
     def moved_rows(self) -> dict[str, tuple[int, int]]:
         """The row of the table that the first token reads, by the runs with a mask where it differs from the other."""
-        moved = {}
+        moved: dict[str, tuple[int, int]] = {}
         for name, run in self.runs.items():
-            for lookup in run.lookups if isinstance(run, Recorder) and self.table is not None else ():
-                if lookup.table.data_ptr() == self.table.table.data_ptr():
-                    moved[name] = int(lookup.rows[run.part.start]), int(self.table.rows[0])
-                    break
-        return {name: rows for name, rows in moved.items() if rows[0] != rows[1]}
+            if self.table is not None and isinstance(run, Recorder):
+                table, plain = self.table.table.data_ptr(), int(self.table.rows[0])
+                rows = (int(each.rows[run.part.start]) for each in run.lookups if each.table.data_ptr() == table)
+                if (row := next(rows, plain)) != plain:
+                    moved[name] = row, plain
+        return moved
 
 
 def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: int) -> Reading:

@@ -90,7 +90,7 @@ class Audit(DisplayMixin):
 
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame()
-        shown = frame.drop(columns=[name for name in frame if name.endswith("_declared")])
+        shown = frame.drop(columns=["positions_declared", "window_declared", "causal_declared"])
         shown = shown.rename(columns=lambda name: name.removesuffix("_measured")).dropna(axis=1, how="all")
         shown["causal"] = frame.causal_measured.map({True: "yes", False: "no"}).fillna("")
         declared = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")

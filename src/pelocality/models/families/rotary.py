@@ -41,7 +41,7 @@ class Rotary(KnownLogits):
         norm: Any = getattr(module, f"{letter}_norm", None)
         if norm is not None and norm.weight.shape == states.shape[-1:]:  # OLMo 2's, over all heads
             states, norm = norm(states), None
-        states = states.unflatten(-1, (-1, getattr(module, self.head_size)))
+        states = states.view(*states.shape[:-1], -1, getattr(module, self.head_size))
         states = (states if norm is None else norm(states)).transpose(1, 2)
         normed: Tensor = getattr(module, f"{letter}_layernorm", nn.Identity())(states)  # Phi's and StableLM's
         return normed
