@@ -245,12 +245,13 @@ def test_attaching_to_an_encoder_decoder_model_changes_the_encoder():
             assert not torch.allclose(model.decoder(ids).last_hidden_state, before, rtol=0, atol=1e-4)
 
 
-def test_deberta_is_refused_with_a_convolution_and_takes_an_encoding_without_relative_attention():
+def test_models_to_which_a_bias_cannot_be_added_exactly_are_refused():
     with pytest.raises(ValueError, match="convolution over neighbouring tokens"):
         attach(tiny(WITH_CONVOLUTION), NoEncoding())
     config = tiny("deberta").config
     config.relative_attention = False
-    attach(hf.DebertaModel(config), NoEncoding())
+    with pytest.raises(ValueError, match="relative_attention=False"):
+        attach(hf.DebertaModel(config), NoEncoding())
 
 
 @pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
