@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from pelocality._display import DisplayMixin
 from pelocality.models.sequence_model import label
-
-_SIDES = ("declared", "measured")
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,12 @@ class Audit(DisplayMixin):
             >>> frame[["layer", "positions_measured", "causal_measured"]].to_numpy().tolist()
             [[0, 'learned', True], [1, 'learned', True]]
         """
-        rows = []
-        for row in self.layers:
-            pairs = {"positions": row.positions, "window": row.window, "causal": row.causal}
-            columns = {f"{name}_{side}": pair[i] for name, pair in pairs.items() for i, side in enumerate(_SIDES)}
-            shares = {"first_key": row.first_key, "sinks": row.sinks}
-            rows.append({"layer": row.layer, **columns, **shares, "mismatches": "; ".join(row.mismatches)})
-        return pd.DataFrame(rows)
+        columns: dict[str, Any] = {"layer": [row.layer for row in self.layers]}
+        for name in ("positions", "window", "causal"):
+            declared, measured = zip(*(getattr(row, name) for row in self.layers), strict=True)
+            columns |= {f"{name}_declared": declared, f"{name}_measured": measured}
+        columns |= {name: [getattr(row, name) for row in self.layers] for name in ("first_key", "sinks")}
+        return pd.DataFrame(columns | {"mismatches": ["; ".join(row.mismatches) for row in self.layers]})
 
     def _headline(self) -> str:
         number = len(self.mismatches)
@@ -152,8 +150,7 @@ class AuditComparison(DisplayMixin):
                 return f"{names}: they differ {where}"
         return f"{names}: the same positions in every layer"
 
-    def _table(self) -> pd.DataFrame:
-        return self.to_frame()
+    _table = to_frame
 
     @property
     def notes(self) -> tuple[str, ...]:
