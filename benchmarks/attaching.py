@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pelocality import DistanceTable, attach
 from pelocality.models import SequenceModel
+from pelocality.models.attaching.installing import find_places
 
 _LENGTH = 24  # beyond the sliding windows of tiny configurations
 # the last serves sinks that multiply the output
@@ -63,14 +64,13 @@ def off_by(model: Any, *, disable: bool, implementation: str = "eager") -> float
         ValueError: `attach` refuses the model.
     """
     known = SequenceModel(model.double().eval())
-    family, model = known.family, known.module
-    modules = family.attention_modules(model)
-    table = random_table(family.heads(model, modules[0]) if modules else 1)
+    model = known.module
+    inputs = _inputs(model)
+    table = random_table(next(iter(find_places(known, inputs).values())).heads)
     model.config._attn_implementation = "eager"
     for module in model.modules():
         if hasattr(module, "config"):
             module.config._experts_implementation = "eager"  # the others take no float64
-    inputs = _inputs(model)
     with torch.no_grad():
         with AddedToLogits(table(_LENGTH).detach()) as witness, _without_positions(model, disable):
             expected = model(**inputs)[0]

@@ -254,8 +254,6 @@ def test_attaching_to_an_encoder_decoder_model_changes_the_encoder():
 
 def test_errors_name_the_invalid_argument():
     model, no = tiny("bert"), NoEncoding()
-    relative = copy.deepcopy(tiny("deberta").config)
-    relative.relative_attention = False
     for given, encoding, options, error, message in [
         (model, 3.0, {}, TypeError, "encoding must be a pelocality Encoding"),
         (model, [no, "x", no], {}, TypeError, "encoding must be a pelocality Encoding"),
@@ -267,7 +265,6 @@ def test_errors_name_the_invalid_argument():
         (model, no, {"example_inputs": tokens(1, 4)}, ValueError, r"does: leave it out; .* pass SequenceModel\(model"),
         (nn.Linear(2, 2), no, {}, TypeError, "transformers PreTrainedModel"),
         (tiny(WITH_CONVOLUTION), no, {}, ValueError, "convolution over neighbouring tokens"),
-        (hf.DebertaModel(relative), no, {}, ValueError, "relative_attention=False"),
     ]:
         with pytest.raises(error, match=message):
             attach(given, encoding, **options)

@@ -11,7 +11,7 @@ from pelocality.encodings import AttenuatedEncoding
 from pelocality.models import attach, decompose, positional_attention
 from pelocality.models.logits.terms import captured_inputs
 from pelocality.models.sequence_model import SequenceModel
-from tests.families import ANY, EVERY, UNKNOWN, base_of, family_of, small, tiny, tiny_any, tokens
+from tests.families import ANY, EVERY, base_of, family_of, small, tiny, tiny_any, tokens
 
 N = 17
 ABSOLUTE = [
@@ -236,8 +236,3 @@ def test_buffers_of_positions_are_limits_and_tables_that_grow_are_none(name):
     if longest is not None:
         with pytest.raises((IndexError, RuntimeError)):
             model(tokens(1, longest + 1))
-
-
-def test_a_table_is_the_limit_of_a_family_without_a_record():
-    assert SequenceModel(UNKNOWN["rembert"]()).longest == 512
-    assert not SequenceModel(UNKNOWN["rembert"]()).positions_disabled

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_unmasked, count, number, real_numbers
+from pelocality.encodings._rotary_angles import RotaryAngles
 
 _FIXED = ("default", "linear", "yarn", "llama3")
 
@@ -99,20 +100,13 @@ def checked_scaling(scaling: Any) -> dict[str, Any] | None:
 
 def published_frequencies(dim: int, base: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:
     """Return the frequencies of a base and a scaling, (1, dim / 2), and the attention scaling."""
-    if scaling is None or scaling["rope_type"] == "default":
-        f = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
-        return (base ** (-f / dim))[None], 1.0
-    from transformers import LlamaConfig  # loaded here, because other encodings do without transformers
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind, parameters = scaling["rope_type"], {"rope_theta": base} | scaling
-    longest = int(scaling.get("original_max_position_embeddings", 1) * scaling["factor"])
+    options = scaling or {"rope_type": "default"}
+    trained = options.get("original_max_position_embeddings", 0)
+    angles = RotaryAngles(dim, base, options["rope_type"], options, trained)
     try:
-        config = LlamaConfig(head_dim=dim, rope_parameters=parameters, max_position_embeddings=longest)
-        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return angles.frequencies()[None], angles.attention_factor
     except KeyError as error:
-        raise ValueError(f"scaling '{kind}' lacks what it needs: {error.args[0]}") from error
-    return frequencies.double()[None], float(factor)
+        raise ValueError(f"scaling '{angles.scaling}' lacks what it needs: {error.args[0]}") from error
 
 
 def checked_frequencies(frequencies: Any, heads: int, bands: int) -> Tensor:

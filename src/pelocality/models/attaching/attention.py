@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from pelocality._checks import HIDDEN
 from pelocality.encodings import ContentEncoding, RotaryEncoding
 from pelocality.models._weights import loaded
-from pelocality.models.families import no_continuous_batching
+from pelocality.models.attaching.calls import no_continuous_batching
 from pelocality.models.observer import (
     BATCHED,
     SOFTMAXES,

@@ -17,7 +17,12 @@ from pelocality.models._calls import call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching.calls import check_call, check_implementation
+from pelocality.models.attaching.calls import (
+    check_call,
+    check_implementation,
+    no_continuous_batching,
+    without_cache,
+)
 from pelocality.models.attaching.positions import (
     disable_named,
     disable_positions,
@@ -27,7 +32,7 @@ from pelocality.models.attaching.positions import (
 )
 from pelocality.models.attaching.saving import warn_of_adapters
 from pelocality.models.attaching.submodule import Attached, Place
-from pelocality.models.families import ATTACHED, attached_biases, no_continuous_batching, without_cache
+from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.layers import first_column, heads_lead, texts_of
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel

@@ -233,7 +233,7 @@ def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
             model_class = model_class._model_mapping[type(config)]
         except KeyError as error:
             raise ValueError(f"{auto} has no class for model type '{config.model_type}'; give another") from error
-    if not isinstance(model_class, type):
+    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
         raise TypeError(f"model_class must be a model class of transformers, e.g. AutoModel, got {model_class!r}")
     return model_class
 

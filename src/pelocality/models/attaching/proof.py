@@ -17,9 +17,10 @@ from pelocality.encodings import DistanceTable, Encoding, NoEncoding, RotaryEnco
 from pelocality.models._calls import call_of, changes_call, hidden_argument
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
+from pelocality.models.attaching.calls import without_cache
 from pelocality.models.attaching.installing import Plan, states_of
 from pelocality.models.attaching.submodule import Attached
-from pelocality.models.families import ATTACHED, attached_biases, without_cache
+from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.observer import blocks_of
 from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding
 

@@ -15,8 +15,9 @@ from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.attention import CachedKeys, Encoded
+from pelocality.models.attaching.calls import caches_of
 from pelocality.models.attaching.positions import Angles, angles_of, takes_angles, with_angles, without_rotation
-from pelocality.models.families import ATTACHED, Architecture, caches_of
+from pelocality.models.families import ATTACHED, Architecture
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""

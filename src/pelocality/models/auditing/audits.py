@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
-from pelocality.models.auditing.checks import CHECKS, first_difference, window_words
+from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
 from pelocality.models.auditing.measured import (
     BEHIND_PADDING,
     PADDING,
@@ -20,7 +21,7 @@ from pelocality.models.auditing.measured import (
 )
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, RotaryAngles, family_named
+from pelocality.models.families import UNDECLARED, family_named
 from pelocality.models.inputs.tokens import token_batch
 from pelocality.models.inputs.words import drawn_words
 from pelocality.models.sequence_model import SequenceModel
@@ -81,16 +82,14 @@ def audit(
         'layers 0-1: declared rotary, base 500000, measured rotary, base 10000: angles differ from position 1 on...'
     """
     models = [SequenceModel.of(each) for each in (model, other) if each is not None]
-    lengths, farthest, hints = zip(*(_declared_sizes(each) for each in models), strict=True)
-    readings = [
-        _read(each, input_ids, max(lengths), max(farthest), dims) for each, dims in zip(models, hints, strict=True)
-    ]
-    audits = [_audit(each) for each in readings]
+    length, farthest = map(max, zip(*map(_declared_sizes, models), strict=True))
+    readings = [_read(each, input_ids, length, farthest) for each in models]
+    audits = list(map(_audit, readings))
     return audits[0] if other is None else _compare(audits, readings)
 
 
-def _declared_sizes(model: SequenceModel) -> tuple[int, int, list[int]]:
-    """Return the number of positions that show the windows of a model, the last one for its angles, and their dims."""
+def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
+    """Return the number of positions that show the windows of a model, and the last one for its angles."""
     config: Any = model.config.get_text_config() if model.config is not None else None
     if not hasattr(config, "num_hidden_layers"):
         raise ValueError(f"{model} cannot be audited: its configuration has no num_hidden_layers")
@@ -103,24 +102,18 @@ def _declared_sizes(model: SequenceModel) -> tuple[int, int, list[int]]:
     farthest = longest - 1 if rotary and longest > 2 * SHORT else 0
     if any(each.scaling in ("dynamic", "longrope") for each in rotary):  # depends on the length of the text
         farthest = 2 * max(longest, SHORT, *(each.trained for each in rotary))
-    length = _runnable(model, max([SHORT, *(size for size in sizes if size <= most)]))
-    return length, farthest, sorted({each.dims for each in rotary})
+    return max([SHORT, *(size for size in sizes if size <= most)]), farthest
 
 
-def _runnable(model: SequenceModel, length: int) -> int:
-    """Return the number of positions to run, at most so many; it is odd, so that hardly another axis has its size."""
-    most = min(length, model.longest or length)
-    return most - 1 + most % 2
-
-
-def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int, hints: list[int]) -> Reading:
+def _read(model: SequenceModel, input_ids: Any, length: int, farthest: int) -> Reading:
     """Run a model for an audit, on at most so many positions."""
-    length = _runnable(model, length)
+    length = min(length, model.longest or length)
+    length -= 1 - length % 2  # so that hardly another axis has its size
     if length <= PADDING:
         raise ValueError(f"{model} cannot be audited: an audit needs at least {PADDING + 2} positions")
     word, ids = _tokens(model, input_ids, min(length, SHORT))
     with inference(model.module), model.observable():
-        reading = read(model, word, ids, length, farthest, hints)
+        reading = read(model, word, ids, length, farthest)
     if not reading.layers:
         raise ValueError(f"{model} cannot be audited: it computed no softmax over its tokens")
     return reading
@@ -142,16 +135,17 @@ def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Ten
 def _audit(reading: Reading) -> Audit:
     """Return the audit of one model."""
     model, length, cautions = reading.model, reading.constant.tokens, []
-    layers = [_layer_audit(reading, layer) for layer in reading.layers]
+    at_input = table(reading), rows_with_a_mask(reading)
+    layers = [_layer_audit(reading, layer, *at_input) for layer in reading.layers]
     layers += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
-    row, plain = reading.first_rows.get(BEHIND_PADDING, (0, 0))
-    if row != plain and reading.causal and not reading.family.counts_tokens and not reading.generates:
+    moved = BEHIND_PADDING in reading.moved_rows
+    if moved and reading.causal and not reading.family.counts_tokens and not reading.generates:
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):
             cautions.append(f"{name} nothing was measured: the model raises {type(run).__name__}: {run}")
-    sizes = {layer.window[1] for layer in reading.layers if isinstance(layer.window, tuple)}
-    if beyond := sorted(size for size in sizes if size >= length):
+    windows = [layer.window for layer in reading.layers if isinstance(layer.window, tuple)]
+    if beyond := sorted({size for _, size in windows if size >= length}):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
     return Audit(
         layers=tuple(sorted(layers, key=lambda row: row.layer)),
@@ -162,16 +156,17 @@ def _audit(reading: Reading) -> Audit:
     )
 
 
-def _layer_audit(reading: Reading, layer: Layer) -> LayerAudit:
-    """Return what is declared and measured of one layer."""
-    rows, reach, text = [check(reading, layer) for check in CHECKS], layer.constant.reach, layer.text
+def _layer_audit(reading: Reading, layer: Layer, *at_input: Row) -> LayerAudit:
+    """Return what is declared and measured of one layer, that at the input first."""
+    reach, text = layer.constant.reach, layer.text
+    rows = [*at_input, *(check(reading, layer) for check in CHECKS)]
     return LayerAudit(
         layer=layer.number,
         positions=(_joined(row.declared for row in rows), _joined(row.measured for row in rows)),
         window=(window_words(layer.window, reading.causal), window_words(reach.window, reach.causal)),
         causal=(reading.causal, reach.causal),
-        first_key=float(text.weights[:, 1:, 0].cpu().double().mean()),
-        sinks=None if text.sinks is None else float(text.sinks.cpu().double().mean()),
+        first_key=float(text.weights[:, 1:, 0].mean()),
+        sinks=None if text.sinks is None else float(text.sinks.mean()),
         mismatches=tuple(row.mismatch for row in rows if row.mismatch),
     )
 
@@ -189,12 +184,13 @@ def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
         one, two = (" x ".join(map(str, [len(each), *each[0][1][:2]])) for each in shapes)
         raise ValueError(f"model and other must have the same layers, heads and positions, got {one} and {two}")
     pairs = list(zip(*(reading.layers for reading in readings), strict=True))
-    differences = [_difference(*pair) for pair in pairs]
+    distance, length = zip(*(_difference(*pair) for pair in pairs), strict=True)
     return AuditComparison(
         audits=(audits[0], audits[1]),
-        distance=tuple(distance for distance, _ in differences),
-        length=tuple(length for _, length in differences),
-        change=tuple(_change(one.text.weights, two.text.weights) for one, two in pairs),
+        distance=distance,
+        length=length,
+        # the total variation, mean over heads and queries
+        change=tuple(float((a.text.weights - b.text.weights).abs().sum(-1).mean() / 2) for a, b in pairs),
         layers=tuple(layer.number for layer in readings[0].layers),
         input_position=_first_other_row(*(reading.table for reading in readings)),
     )
@@ -207,22 +203,15 @@ def _first_other_row(one: Lookup | None, two: Lookup | None) -> int | None:
     a, b = (each.table[each.rows].cpu().double() for each in (one, two))
     if a.shape[1] != b.shape[1]:
         return 0
-    n = min(len(a), len(b))
-    other = ~torch.isclose(a[:n], b[:n], atol=1e-6).all(1)
-    return int(other.nonzero()[0]) if bool(other.any()) else None if len(a) == len(b) else n
-
-
-def _change(a: Tensor, b: Tensor) -> float:
-    """Return the total variation between two attentions (head, n, n), mean over heads and queries."""
-    return float((a.cpu().double() - b.cpu().double()).abs().sum(-1).mean() / 2)
+    equal = [torch.allclose(*pair, atol=1e-6) for pair in zip(a, b, strict=False)]
+    return None if all(equal) and len(a) == len(b) else [*equal, False].index(False)
 
 
 def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     """Return the smallest distance at which two layers' positions differ, and the number of positions of that run."""
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
-    far = [each.far for each in (one, two) if isinstance(each.far, Rotation)]
-    if len(far) == 2 and far[0].length == far[1].length and far[0].dims == far[1].dims:
-        off = far[0].off_from(far[1])
-        return (None, None) if off is None else (off[0], far[0].length)
+    a, b = one.far, two.far
+    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims):
+        return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
     return None, None

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import HIDDEN
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, RotaryAngles, Window
+from pelocality.models.families import UNDECLARED, Window
 
 _PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}
@@ -45,23 +46,26 @@ def _number(value: float) -> str:
 # ---- the table at the input
 
 
-def table(reading: Reading, layer: Layer) -> Row:
+def table(reading: Reading) -> Row:
     """Compare the rows that tokens read from a table at the input."""
     kind, first = reading.family.declared_table(reading.config) or ("", 0)
     declared, lookup, states = _table_words(kind, first), reading.table, reading.constant.input_states
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
         return _row("table", declared, "computed at the input" if computed else "", {"": kind != "" and not computed})
-    rows, equal = lookup.rows.tolist(), reading.equal_positions
+    rows = lookup.rows.tolist()
     measured = _table_words("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", rows[0])
     if not kind:
         return Row(declared, measured)
-    if wrong := [place for place, row in enumerate(rows) if row != first + place]:
-        difference = f"position {wrong[0]} reads row {rows[wrong[0]]}, not row {first + wrong[0]}"
-    else:
-        difference = "equal vectors at positions {} and {}".format(*equal or (0, 0))
-    measured = "" if len(equal) == len(rows) else measured
-    return _row("table", declared, measured, {difference: bool(wrong or equal)})
+    vectors = lookup.table[lookup.rows].cpu()
+    _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
+    equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
+    wrong = [(place, row) for place, row in enumerate(rows) if row != first + place]
+    difference = "".join(f"position {place} reads row {row}, not row {first + place}" for place, row in wrong[:1])
+    if not wrong and len(equal) > 1:
+        difference = f"equal vectors at positions {equal[0]} and {equal[1]}"
+    measured = "" if 1 < len(equal) == len(rows) else measured
+    return _row("table", declared, measured, {difference: difference != ""})
 
 
 def _table_words(kind: str, row: int) -> str:
@@ -78,11 +82,11 @@ def _is_sinusoidal(table: Tensor) -> bool:
     return bool(nonzero.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
-def rows_with_a_mask(reading: Reading, layer: Layer) -> Row:
+def rows_with_a_mask(reading: Reading) -> Row:
     """Compare the row of the first token with and without a mask, and find positions for which a table has no row."""
     differences = [f"{name}: {run}" for name, run in reading.runs.items() if isinstance(run, NoRowError)]
-    for name, (row, plain) in reading.first_rows.items():
-        if row != plain and (name != BEHIND_PADDING or reading.family.counts_tokens):
+    for name, (row, plain) in reading.moved_rows.items():
+        if name != BEHIND_PADDING or reading.family.counts_tokens:
             differences.append(f"{name}: the first token reads row {row}, not row {plain}")
     return Row(mismatch=", ".join(differences))
 
@@ -95,9 +99,7 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     declared, queries, keys = layer.rotation, layer.queries, layer.keys
     angles = declared if isinstance(declared, RotaryAngles) else None
     head = queries.head if isinstance(queries, Rotation) else None
-    words = str(declared or "")
-    if angles is not None:
-        words = _rotary_words(angles, angles.attention_factor, angles.dims, head)
+    words = str(declared or "") if angles is None else _rotary_words(angles, angles.attention_factor, angles.dims, head)
     if not isinstance(queries, Rotation):
         measured = {None: "", "unseen": "queries not seen"}.get(queries, f"queries {queries} by position")
         missing = angles is not None and queries != "unseen"
@@ -174,13 +176,14 @@ def bias(reading: Reading, layer: Layer) -> Row:
         declared = f"{config.relative_attention_num_buckets} buckets"
     largest, fitted = measured.nan_to_num().abs().amax((1, 2)), -measured[:, -1, 0] / (n - 1)
     rounding = (precision + torch.finfo(torch.bfloat16).eps * largest)[:, None, None]  # Falcon's table is in bfloat16
+    steep = bool((fitted.abs() * n > 2 * rounding.flatten()).all())
     lookup = next((each for each in reading.constant.lookups if _is_read(each, measured)), None)
     words = "relative terms"
     if float(largest.max()) < 1e-3:
         words = ""
     elif lookup is not None:
         words = f"{len(lookup.table)} buckets"
-    elif not terms and _are_slopes(fitted, measured, rounding):
+    elif steep and not terms and not bool(_off_slopes(measured, fitted, rounding).any()):
         words = _slope_words(fitted)
     if slopes is not None and len(slopes) == len(measured):
         off = _off_slopes(measured, slopes, rounding)
@@ -192,12 +195,6 @@ def bias(reading: Reading, layer: Layer) -> Row:
         return _row("bias", declared, words, {"": slopes is not None or (words != declared and terms is not None)})
     nearest = int(distances(n).abs()[off > 0].min()) if bool(off.any()) else 0
     return _row("bias", declared, words, {f"{difference} from distance {nearest} on": nearest > 0})
-
-
-def _are_slopes(slopes: Tensor, measured: Tensor, rounding: Tensor) -> bool:
-    """Return whether a bias (head, n, n) is that of slopes (head,), which are more than rounding."""
-    steep = bool((slopes.abs() * measured.shape[-1] > 2 * rounding.flatten()).all())
-    return steep and not bool(_off_slopes(measured, slopes, rounding).any())
 
 
 def _off_slopes(measured: Tensor, slopes: Tensor, rounding: Tensor) -> Tensor:
@@ -223,11 +220,10 @@ def _from_diagonal(logits: Tensor) -> Tensor:
 
 def bias_of(call: Call) -> tuple[Tensor, Tensor]:
     """Return the bias of constant content, NaN where a key is hidden, (head, n, n), and its precision (head,)."""
-    logits = call.logits.cpu().double()
-    bias = _from_diagonal(logits)
+    bias = _from_diagonal(call.logits)
     bias = bias.masked_fill(bias <= HIDDEN, torch.nan)
     eps = torch.finfo(torch.float32 if call.query is None else call.query.dtype).eps
-    return bias, eps * logits.masked_fill(bias.isnan(), 0).abs().amax((1, 2))
+    return bias, eps * call.logits.masked_fill(bias.isnan(), 0).abs().amax((1, 2))
 
 
 def _slope_words(slopes: Tensor) -> str:
@@ -293,12 +289,5 @@ def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | 
     return None
 
 
-CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (
-    table,
-    rows_with_a_mask,
-    rotation,
-    bias,
-    visible_keys,
-    attention_with_a_mask,
-)
-"""What an audit compares, in the order of the words of a layer's positions."""
+CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (rotation, bias, visible_keys, attention_with_a_mask)
+"""What an audit compares in each layer, in the order of the words of its positions."""

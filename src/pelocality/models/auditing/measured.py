@@ -7,20 +7,19 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 
 import re
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import embedding_weight
 from pelocality.models.auditing.rotations import Rotation, rotation_of
-from pelocality.models.families import Architecture, RotaryAngles, Window, attached_biases, family_named
+from pelocality.models.families import Architecture, Window, attached_biases, family_named
 from pelocality.models.layers import layer_numbers
 from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
 from pelocality.models.sequence_model import SequenceModel
@@ -57,10 +56,10 @@ class Call(NamedTuple):
         block: The block in which it ran.
         query: (head, n, d_head) as they enter the product, or None where they were not seen.
         key: (head of keys, n, d_head), likewise.
-        logits: (head, n, n) before the softmax, masked ones far below the others.
-        weights: (head, n, n).
+        logits: (head, n, n) before the softmax, masked ones far below the others, in float64 on the CPU.
+        weights: (head, n, n), likewise.
         reach: Which keys are visible, over the full length of the run.
-        sinks: The weight of learned sinks (head, n), or None where rows sum to 1 over the sequence.
+        sinks: The weight of learned sinks (head, n), likewise, or None where rows sum to 1 over the sequence.
     """
 
     block: Block | None
@@ -89,14 +88,12 @@ class Recorder(Observer):
         tokens: The number of tokens, padding included.
         constant: Whether every linear map of the tokens returns the same vector at each of them.
         real: The tokens that are not padding.
-        input_alone: Whether the model stops before its first block.
+        input_only: Whether the model stops before its first block.
     """
 
-    def __init__(
-        self, tokens: int, *, constant: bool = True, real: slice = slice(None), input_alone: bool = False
-    ) -> None:
+    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), input_only: bool = False) -> None:
         super().__init__(lambda attention: None, tokens)
-        self.tokens, self.constant, self.real, self.input_alone = tokens, constant, real, input_alone
+        self.tokens, self.constant, self.real, self.input_only = tokens, constant, real, input_only
         start, stop, _ = real.indices(tokens)
         self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
         self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
@@ -145,7 +142,7 @@ class Recorder(Observer):
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
         super().enter(block, args, kwargs)
-        if self.input_alone:
+        if self.input_only:
             raise _LayersBeginError
         if self.input_states is None:
             states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
@@ -162,9 +159,9 @@ class Recorder(Observer):
             self._reaches[mask, causal] = self._reach(seen.tril() if causal else seen)
         query, key = (call[name][..., part, :] for name in ("query", "key"))
         corner = None if mask is None else mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
-        logits = _flat(kernel_logits(call | {"query": query, "key": key, "attn_mask": corner})).float()
-        reach = self._reaches[mask, causal]
-        self.calls.append(Call(self.block, _flat(query), _flat(key), logits, logits.softmax(-1), reach))
+        logits = _flat(kernel_logits(call | {"query": query, "key": key, "attn_mask": corner}))
+        weights, reach = logits.softmax(-1).cpu().double(), self._reaches[mask, causal]
+        self.calls.append(Call(self.block, _flat(query), _flat(key), logits.cpu().double(), weights, reach))
 
     def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
         """Record an attention that is computed step by step."""
@@ -174,9 +171,9 @@ class Recorder(Observer):
         logits, weights = _flat(logits), _flat(weights)
         reach = self._reach(((logits > MASKED) | (weights > 0))[..., :n])
         query, key = (None, None) if factors is None else (_flat(each)[:, part] for each in factors)
-        sinks = weights[:, part, n:].sum(-1) if weights.shape[-1] > n else None
-        logits, weights = logits[:, part, part].float(), weights[:, part, part]
-        self.calls.append(Call(self.block, query, key, logits, weights, reach, sinks))
+        logits, weights = (each[:, part].cpu().double() for each in (logits, weights))
+        sinks = weights[..., n:].sum(-1) if weights.shape[-1] > n else None
+        self.calls.append(Call(self.block, query, key, logits[..., part], weights[..., part], reach, sinks))
 
     def _reach(self, visible: Tensor) -> Reach:
         """Return the reach of the tokens from visible keys (..., n, n); a window without a name is "irregular"."""
@@ -198,16 +195,14 @@ class Recorder(Observer):
         """Record the rows of a table that were read, one for each token or for each pair of tokens."""
         rows, table = named[:2] if func is nn.functional.embedding else (named[-1], named[0])
         rows = rows[0] if isinstance(rows, tuple) else rows
-        if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and table.ndim == 2):
+        shape = {self.tokens: (self.tokens,), self.tokens**2: (self.tokens, self.tokens)}
+        if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and rows.numel() in shape):
             return
-        n = self.tokens
-        if table.is_floating_point() and rows.numel() in (n, n * n) and bool((rows != rows.flatten()[0]).any()):
+        if table.is_floating_point() and table.ndim == 2 and bool((rows != rows.flatten()[0]).any()):
             first = 0 if func is nn.functional.embedding else -len(table)
-            missing = rows[(rows < first) | (rows >= len(table))]
-            if missing.numel():
+            if (missing := rows[(rows < first) | (rows >= len(table))]).numel():
                 raise NoRowError(f"a table of {len(table)} rows has no row {int(missing[0])}")
-            rows = rows.reshape((n,) if rows.numel() == n else (n, n))
-            self.lookups.append(Lookup(self.block, table.detach(), rows))
+            self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape[rows.numel()])))
 
 
 def _flat(states: Tensor) -> Tensor:
@@ -291,29 +286,20 @@ class Reading:
     table: Lookup | None
     runs: dict[str, Recorder | Exception]
 
-    @cached_property
-    def equal_positions(self) -> list[int]:
-        """The first positions at which the table has one vector; [] if they all differ."""
-        if self.table is None:
-            return []
-        vectors = self.table.table[self.table.rows].cpu()
-        _, number, count = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
-        equal: list[int] = (number == number[(count[number] > 1).int().argmax()]).nonzero().flatten().tolist()
-        return equal if len(equal) > 1 else []
-
     @property
-    def first_rows(self) -> dict[str, tuple[int, int]]:
-        """The row of the table that the first token reads in each run with a mask, and without one."""
-        runs = {name: run for name, run in self.runs.items() if isinstance(run, Recorder)}
-        return {
-            name: (int(lookup.rows[run.part.start]), int(self.table.rows[0]))
-            for name, run in runs.items()
-            for lookup in reversed(run.lookups)  # the first one counts
-            if self.table is not None and lookup.table.data_ptr() == self.table.table.data_ptr()
-        }
+    def moved_rows(self) -> dict[str, tuple[int, int]]:
+        """The row of the table that the first token reads, by the runs with a mask where it differs from the other."""
+        moved: dict[str, tuple[int, int]] = {}
+        for name, run in self.runs.items():
+            if self.table is not None and isinstance(run, Recorder):
+                table, plain = self.table.table.data_ptr(), int(self.table.rows[0])
+                rows = (int(each.rows[run.part.start]) for each in run.lookups if each.table.data_ptr() == table)
+                if (row := next(rows, plain)) != plain:
+                    moved[name] = row, plain
+        return moved
 
 
-def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: int, hints: Sequence[int]) -> Reading:
+def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: int) -> Reading:
     """Run a model for what its layers do with positions.
 
     Args:
@@ -322,10 +308,11 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         text: (1, n) token ids, at most ``SHORT``.
         length: The number of positions of the run with constant content.
         farthest: The last position of the run with positions far apart; 0 for no such run.
-        hints: Declared numbers of rotated dimensions, to try first.
     """
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
+    declared = [family.declared_rotation(config, layer) for layer in range(config.num_hidden_layers)]
+    hints = sorted({each.dims for each in declared if isinstance(each, RotaryAngles)})
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
     # an encoder-decoder model reads with its encoder, which continues no text
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
@@ -345,9 +332,10 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
         every = {"input_ids": torch.full((1, most), word, device=ids.device)}
         try:
-            table = _table_at_input(_run(model, every, input_alone=True).lookups, widths) or table
+            table = _table_at_input(_run(model, every, input_only=True).lookups, widths) or table
         except NoRowError as error:
             runs |= {f"at {most} positions": error} if family.table is not None else {}
+    with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
     near = torch.arange(min(length, SHORT), device="cpu")
     far, distant = near, []
     if farthest and hints and model.reads("position_ids"):
@@ -358,15 +346,13 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
-        masked = {name: run.calls[place:] for name, run in runs.items() if isinstance(run, Recorder)}
-        masked.pop(_IN_GENERATION, None)
         layer = Layer(
             number=numbers[place],
             rotation=family.declared_rotation(config, block),
             window=family.declared_window(config, block),
             constant=call,
             text=on_text[place] if place < len(on_text) else call,
-            masked={name: calls[0] for name, calls in masked.items() if calls},
+            masked={name: calls[place] for name, calls in with_mask.items() if place < len(calls)},
             queries=rotation_of(call.query, other.query, near, length, hints),
             keys=rotation_of(call.key, other.key, near, length, hints),
             far=rotation_of(distant[place].query, None, far, farthest + 1, hints) if distant else None,
@@ -389,39 +375,36 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
     if not model.reads("attention_mask"):
         return {}
     short, left = ids[:, :SHORT], slice(PADDING, None)
-    runs = {
-        "with an attention mask": _masked_run(model, short, slice(None)),
-        "before padding on the right": _masked_run(model, ids, slice(0, -PADDING)),
-        BEHIND_PADDING: _masked_run(model, short, left),
+    with_padding = {
+        "with an attention mask": (short, slice(None)),
+        "before padding on the right": (ids, slice(0, -PADDING)),
+        BEHIND_PADDING: (short, left),
     }
     if in_generation:
-        head, plain = model.with_head, GenerationConfig()  # type: ignore[no-untyped-call]
-        with changed(head, "generation_config", plain):  # the user's configuration may ask for beams
-            runs[_IN_GENERATION] = _masked_run(model, short, left, lambda each: head.generate(**each, max_new_tokens=1))
+        with_padding[_IN_GENERATION] = short, left
+    padding = model.padding if 0 <= (model.padding or 0) < model.vocabulary else None
+    runs: dict[str, Recorder | Exception] = {}
+    for name, (tokens, real) in with_padding.items():
+        mask = torch.zeros_like(tokens)
+        mask[:, real] = 1
+        inputs = {"input_ids": tokens.masked_fill(mask == 0, padding or 0), "attention_mask": mask}
+        try:
+            runs[name] = _run(model, inputs, generating=name == _IN_GENERATION, real=real)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            runs[name] = error
     return runs
 
 
-def _masked_run(
-    model: SequenceModel, ids: Tensor, real: slice, run: Callable[[dict[str, Tensor]], Any] | None = None
-) -> Recorder | Exception:
-    """Run a model on tokens (1, n) with padding in the place of those that are not real, or return its error."""
-    mask = torch.zeros_like(ids)
-    mask[:, real] = 1
-    padding = model.padding or 0
-    padded = ids.masked_fill(mask == 0, padding if 0 <= padding < model.vocabulary else 0)
-    try:
-        return _run(model, {"input_ids": padded, "attention_mask": mask}, run, real=real)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return error
-
-
-def _run(
-    model: SequenceModel, inputs: dict[str, Any], run: Callable[[dict[str, Any]], Any] | None = None, **options: Any
-) -> Recorder:
+def _run(model: SequenceModel, inputs: dict[str, Any], *, generating: bool = False, **options: Any) -> Recorder:
     """Run a model, recorded with the options of `Recorder`."""
-    recorder = Recorder(inputs["input_ids"].shape[1], **options)
+    recorder, head = Recorder(inputs["input_ids"].shape[1], **options), model.with_head
     with suppress(_LayersBeginError), recorder.observing(model.module):
-        (run or model.run)(inputs)
+        if not generating:
+            model.run(inputs)
+        else:
+            plain = GenerationConfig()  # type: ignore[no-untyped-call]
+            with changed(head, "generation_config", plain):  # the user's configuration may ask for beams
+                head.generate(**inputs, max_new_tokens=1)
     return recorder

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from pelocality._display import DisplayMixin
 from pelocality.models.sequence_model import label
-
-_SIDES = ("declared", "measured")
 
 
 @dataclass(frozen=True)
@@ -75,30 +74,26 @@ class Audit(DisplayMixin):
             >>> frame[["layer", "positions_measured", "causal_measured"]].to_numpy().tolist()
             [[0, 'learned', True], [1, 'learned', True]]
         """
-        rows = []
-        for row in self.layers:
-            pairs = {"positions": row.positions, "window": row.window, "causal": row.causal}
-            columns = {f"{name}_{side}": pair[i] for name, pair in pairs.items() for i, side in enumerate(_SIDES)}
-            shares = {"first_key": row.first_key, "sinks": row.sinks}
-            rows.append({"layer": row.layer, **columns, **shares, "mismatches": "; ".join(row.mismatches)})
-        return pd.DataFrame(rows)
+        columns: dict[str, Any] = {"layer": [row.layer for row in self.layers]}
+        for name in ("positions", "window", "causal"):
+            declared, measured = zip(*(getattr(row, name) for row in self.layers), strict=True)
+            columns |= {f"{name}_declared": declared, f"{name}_measured": measured}
+        columns |= {name: [getattr(row, name) for row in self.layers] for name in ("first_key", "sinks")}
+        return pd.DataFrame(columns | {"mismatches": ["; ".join(row.mismatches) for row in self.layers]})
 
     def _headline(self) -> str:
-        found = len(self.mismatches)
-        verdict = "as declared" if not found else f"{found} mismatch{'es' if found > 1 else ''}"
+        number = len(self.mismatches)
+        verdict = f"{number} mismatch{'es' if number > 1 else ''}" if number else "as declared"
         return f"{label(self.model, self.encoding)}: {len(self.layers)} layers, {verdict}"
 
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame()
-        shown = pd.DataFrame({"layer": frame.layer, "positions": frame.positions_measured})
-        shown["window"] = frame.window_measured
+        shown = frame.drop(columns=["positions_declared", "window_declared", "causal_declared"])
+        shown = shown.rename(columns=lambda name: name.removesuffix("_measured")).dropna(axis=1, how="all")
         shown["causal"] = frame.causal_measured.map({True: "yes", False: "no"}).fillna("")
-        shown["first_key"] = frame.first_key
-        if frame.sinks.notna().any():
-            shown["sinks"] = frame.sinks
         declared = frame.positions_declared.map({"undeclared": "undeclared"}).fillna("yes")
-        shown["declared"] = declared.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
-        return shown
+        declared = declared.where(frame.causal_measured.notna(), "").mask(frame.mismatches != "", "differs")
+        return shown.drop(columns="mismatches").assign(declared=declared)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -147,17 +142,15 @@ class AuditComparison(DisplayMixin):
 
     def _headline(self) -> str:
         names = " and ".join(label(audit.model, audit.encoding) for audit in self.audits)
-        found = zip(self.layers, self.distance, self.length, strict=True)
-        different = [(layer, far, length) for layer, far, length in found if far is not None]
         if self.input_differs:
             return f"{names}: they differ at the input, from position {self.input_position} on"
-        if not different:
-            return f"{names}: the same positions in every layer"
-        layer, far, length = different[0]
-        return f"{names}: they differ first in layer {layer}, at distances of {far} and more in {length} positions"
+        for layer, far, length in zip(self.layers, self.distance, self.length, strict=True):
+            if far is not None:
+                where = f"first in layer {layer}, at distances of {far} and more in {length} positions"
+                return f"{names}: they differ {where}"
+        return f"{names}: the same positions in every layer"
 
-    def _table(self) -> pd.DataFrame:
-        return self.to_frame()
+    _table = to_frame
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -167,8 +160,8 @@ class AuditComparison(DisplayMixin):
 
 def _numbered(numbers: Sequence[int]) -> str:
     """Return "layer 3", "layers 0-5" or "layers 1, 3"."""
-    if len(numbers) == 1:
-        return f"layer {numbers[0]}"
-    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"layers {numbers[0]}-{numbers[-1]}"
-    return f"layers {', '.join(map(str, numbers))}"
+    first, *_, last = (*numbers, numbers[-1])
+    if first == last:
+        return f"layer {first}"
+    successive = list(numbers) == list(range(first, last + 1))
+    return f"layers {first}-{last}" if successive else f"layers {', '.join(map(str, numbers))}"

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pelocality.models.families import RotaryAngles
+from pelocality.encodings._rotary_angles import RotaryAngles
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +67,11 @@ class Rotation:
         Returns:
             The position, and the largest difference at any position; None if all agree but for rounding.
         """
-        if not isinstance(other, RotaryAngles):
-            angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions[:, None]
-        else:
+        if isinstance(other, RotaryAngles):
             angles = direction * self.positions[:, None] * other.frequencies(self.length)
             allowed = self.tolerance + 1e-6 * angles.abs()
+        else:
+            angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions[:, None]
         off = _wrapped(self.angles - angles).abs()
         far = (off > allowed).any(1)
         return (int(self.positions[far][0]), float(off.max())) if bool(far.any()) else None

@@ -4,9 +4,7 @@ None of it calls transformers' own functions for angles, slopes, buckets or mask
 second implementation of them.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -17,91 +15,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
 )
 
+from pelocality.encodings._rotary_angles import SCALINGS, RotaryAngles
 from pelocality.encodings.buckets import bucket_of
 
 UNDECLARED = "undeclared"
-_SCALINGS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 Window = tuple[str, int] | str | None
 """("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
-
-
-@dataclass(frozen=True)
-class RotaryAngles:
-    """The angles of rotary embeddings (Su et al., 2021).
-
-    Attributes:
-        dims: The number of rotated dimensions.
-        base: The base of the geometric series of frequencies.
-        scaling: "default" or the name of a scaling with a published formula.
-        options: The options of the scaling.
-        trained: The length from which the scaling starts or to which it refers.
-    """
-
-    dims: int
-    base: float = 10_000.0
-    scaling: str = "default"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    trained: int = 0
-
-    def frequencies(self, length: int) -> Tensor:
-        """Return radians per position (dims / 2,), of a sequence of this length."""
-        base, options, dims = self.base, self.options, self.dims
-        if self.scaling == "dynamic":  # NTK-aware, by the length of the sequence (emozilla, 2023)
-            over = max(length, self.trained) / self.trained
-            base *= (options["factor"] * over - (options["factor"] - 1)) ** (dims / (dims - 2))
-        plain: Tensor = base ** -(torch.arange(0, dims, 2, dtype=torch.float64, device="cpu") / dims)
-        if self.scaling == "linear":  # Chen et al., 2023
-            return plain / float(options["factor"])
-        if self.scaling == "yarn":  # Peng et al., 2023
-            betas = (options.get("beta_fast") or 32, options.get("beta_slow") or 1)
-            low, high = (self._dimension(rotations) for rotations in betas)
-            if options.get("truncate", True):
-                low, high = math.floor(low), math.ceil(high)
-            return self._blended(plain, torch.arange(dims // 2, device="cpu"), max(low, 0), min(high, dims - 1))
-        if self.scaling == "llama3":  # Grattafiori et al., 2024
-            rotations = self.trained * plain / (2 * math.pi)
-            return self._blended(plain, rotations, options["high_freq_factor"], options["low_freq_factor"])
-        if self.scaling == "longrope":  # Ding et al., 2024
-            name = "long_factor" if length > self.trained else "short_factor"
-            return plain / torch.tensor(options[name], dtype=torch.float64, device="cpu")
-        if self.scaling == "proportional":  # Gemma 4: frequencies of the whole head, zero for the slowest
-            plain[int(options.get("partial_rotary_factor", 1.0) * dims // 2) :] = 0
-            return plain / float(options.get("factor", 1.0))
-        return plain
-
-    def _dimension(self, rotations: float) -> float:
-        """Return the pair of dimensions that makes so many rotations over the length of training."""
-        return self.dims * math.log(self.trained / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
-
-    def _blended(self, plain: Tensor, place: Tensor, kept: float, divided: float) -> Tensor:
-        """Return frequencies as they are where ``place`` is ``kept``, divided where it is ``divided``, mixed."""
-        divided = divided + 0.001 if divided == kept else divided
-        share = ((place - kept) / (divided - kept)).clamp(0, 1)
-        mixed: Tensor = plain * (1 - share) + plain / self._factor * share
-        return mixed
-
-    @property
-    def _factor(self) -> float:
-        """How many times longer sequences are than in training."""
-        factor = self.options.get("factor")
-        return float(self.options["max_position_embeddings"] / self.trained if factor is None else factor)
-
-    @property
-    def attention_factor(self) -> float:
-        """The factor on cosines and sines."""
-        if self.scaling not in ("yarn", "longrope"):
-            return 1.0
-        if (given := self.options.get("attention_factor")) is not None:
-            return float(given)
-        if self._factor <= 1:
-            return 1.0
-        if self.scaling == "longrope":
-            return math.sqrt(1 + math.log(self._factor) / math.log(self.trained))
-        one, all_dims = self.options.get("mscale"), self.options.get("mscale_all_dim")
-        weights = (one, all_dims) if one and all_dims else (1, 0)
-        above, below = (0.1 * weight * math.log(self._factor) + 1 for weight in weights)
-        return float(above / below)
 
 
 class DeclaredPositions:
@@ -174,6 +94,7 @@ class DeclaredPositions:
             or (by_type and parameters is None)
             or (in_windows and kind != "sliding_attention")
             or base == 0
+            or getattr(config, "position_embedding_type", "") is None
             or getattr(config, "use_mem_rope", True) is False
             or self.declared_slopes(config) is not None
         ):
@@ -183,10 +104,8 @@ class DeclaredPositions:
         if not isinstance(parameters, Mapping) or "rope_theta" not in parameters:
             known = self.rotates_by_default is False or self.declared_table(config) is not None
             return None if known else UNDECLARED
-        if getattr(config, "position_embedding_type", "") is None:
-            return None
         scaling = parameters.get("rope_type", "default")
-        if scaling not in _SCALINGS:
+        if scaling not in SCALINGS:
             return UNDECLARED
         share = 1.0 if scaling == "proportional" else parameters.get("partial_rotary_factor") or 1.0
         longest = getattr(config, "max_position_embeddings", 0) or 0

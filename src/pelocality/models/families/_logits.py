@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._toeplitz import toeplitz
-from pelocality.models.families._record import Architecture, rows_for_tokens
+from pelocality.models.families._record import Architecture
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class KnownLogits(Architecture):
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """Return the first argument of an attention module, its hidden states, as (batch, n, d)."""
-        return hidden
+        return hidden.movedim(self.token_axis, 1)
 
     def scaling(self, module: Any) -> float:
         """Return the factor on the query-key product, usually 1 / sqrt(d_head)."""
@@ -83,7 +83,8 @@ class KnownLogits(Architecture):
 
     def cap(self, module: Any) -> float | None:
         """Return the c of soft-capped logits c tanh(x / c), or None."""
-        return None
+        cap: float | None = getattr(module, "attn_logit_softcapping", None)  # Gemma 2
+        return cap
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""
@@ -100,11 +101,6 @@ class KnownLogits(Architecture):
     def after_norm(self, base: Any) -> Any:
         """Return the linear map after the layer norm of the input, or None."""
         return getattr(base, "embeddings_project", None)  # ELECTRA: narrower than its layers
-
-    def max_length(self, base: Any) -> int | None:
-        """Return the number of tokens the position table has rows for, or None without a limit."""
-        absolute = self.absolute(base)
-        return None if absolute is None else rows_for_tokens(absolute.table)
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         """Return the cosines and sines of rotary embeddings, each (n, d_head / 2), or None."""

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pelocality.models._calls import argument_names, hidden_argument
 from pelocality.models._weights import reads_tokens
@@ -22,12 +21,11 @@ def attached_biases(model: nn.Module) -> list[Any]:
     return [getattr(module, ATTACHED) for module in model.modules() if ATTACHED in module._modules]
 
 
-def rows_for_tokens(table: Any) -> int:
+def _rows_for_tokens(table: Any) -> int:
     """Return how many rows of a table of positions tokens read: those after the padding id, where it has one."""
-    rows = getattr(table, "num_embeddings", None) or len(getattr(table, "weight", ()))
     padding = getattr(table, "padding_idx", None)  # RoBERTa and MPNet count from the row after it
     skipped = getattr(table, "offset", 0) if padding is None else padding + 1  # OPT and BART skip the first two rows
-    return int(rows - skipped)
+    return int(getattr(table, "num_embeddings", len(table.weight)) - skipped)
 
 
 # Names of modules that attend to another sequence, and of attached encodings.
@@ -38,8 +36,7 @@ _NOT_ATTENTION = re.compile(f"cross|enc_?dec|encoder_att|{ATTACHED}")
 _TABLES = re.compile(r"^((box_)?position_embeddings?|positions_embed|embed_positions|wpe|relative_attention_bias)$")
 _TABLE_CLASSES = re.compile("Position[a-z]*Embedding")
 
-# Tables that are looked up by distance, and buffers with one row per position (GPT-J, CTRL).
-_BY_DISTANCE = re.compile(r"relative_attention_bias$")
+# Buffers with one row per position (GPT-J, CTRL).
 _BUFFERS = re.compile(r"(^|\.)(embed_positions|pos_encoding)$")
 
 # Names of the number of positions in configurations: of most models, and of Whisper's decoder.
@@ -125,22 +122,14 @@ class Architecture(DeclaredPositions):
     def _takes_a_mask(self, arguments: tuple[str, ...]) -> bool:
         return not {*self.mask_arguments}.isdisjoint(arguments) and "input_ids" not in arguments
 
-    def mask_argument(self, attention: nn.Module) -> str:
-        """Return the name of the mask among the arguments of an attention module."""
-        names = argument_names(attention)
-        return next(name for name in self.mask_arguments if name in names)
-
     def attention_modules(self, base: Any) -> list[nn.Module]:
         """Return `attention_layers`, each module once."""
         return list(dict.fromkeys(self.attention_layers(base)))
 
     def causal(self, base: Any) -> bool:
         """Return whether a token sees only itself and the tokens before it."""
-        # config.is_causal = False makes any decoder of transformers bidirectional
-        declared = getattr(base.config, "is_causal", None)
-        generates = base.config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        is_decoder = getattr(base.config, "is_decoder", generates)
-        return declared is not False and bool(getattr(self.attention_layers(base)[0], "is_causal", is_decoder))
+        declared = self.declared_causal(base.config, base)
+        return bool(getattr(self.attention_layers(base)[0], "is_causal", False) if declared is None else declared)
 
     def position_tables(self, base: Any) -> list[nn.Module]:
         """Return the modules that are looked up by position or distance, and whose result is added to something.
@@ -164,13 +153,10 @@ class Architecture(DeclaredPositions):
 
         Rotations and slopes, which are computed for any distance, and tables of sines that grow have no limit.
         """
-        by_distance = {module for name, module in base.named_modules() if _BY_DISTANCE.search(name)}
-        tables = [table for table in self.position_tables(base) if table not in by_distance]
-        rows = [
-            rows_for_tokens(table)
-            for table in tables
-            if isinstance(getattr(table, "weight", None), torch.Tensor) and not hasattr(table, "make_weight")
-        ]
+        by_distance = {table for name, table in base.named_modules() if name.endswith("relative_attention_bias")}
+        limited = [table for table in self.position_tables(base) if not hasattr(table, "make_weight")]
+        stored = [table for table in limited if isinstance(getattr(table, "weight", None), torch.Tensor)]
+        rows = [_rows_for_tokens(table) for table in stored if table not in by_distance]
         rows += [len(buffer) for name, buffer in base.named_buffers() if _BUFFERS.search(name)]
         # Nystromformer's table has two rows more than it can read
         declared = [limit for name in _LIMITS if isinstance(limit := getattr(base.config, name, None), int)]
@@ -194,30 +180,23 @@ class Architecture(DeclaredPositions):
 
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change the arguments of a call of an attention module so that every query sees every key."""
-        hidden, name = call[hidden_argument(attention)], self.mask_argument(attention)
-        batch, length = len(hidden), hidden.shape[self.token_axis]
-        if call.get(name) is not None and call[name].ndim == 2:  # XLM's
-            call[name] = torch.ones_like(call[name])
-        else:
-            call[name] = hidden.new_zeros(batch, 1, length, length)
-
-    def heads(self, base: Any, module: Any) -> int:
-        """Return the number of heads of an attention module."""
-        names = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-        found = (getattr(module, name, None) for name in names)
-        own = next((count for count in found if isinstance(count, int)), None)
-        # the configuration refuses to give a number where layers differ
-        return int(getattr(base.config, "num_attention_heads", 1) if own is None else own)
+        hidden, arguments = call[hidden_argument(attention)], argument_names(attention)
+        name = next(name for name in self.mask_arguments if name in arguments)
+        length = hidden.shape[self.token_axis]
+        by_token = call.get(name) is not None and call[name].ndim == 2  # XLM's
+        call[name] = torch.ones_like(call[name]) if by_token else hidden.new_zeros(len(hidden), 1, length, length)
 
     def why_not_measured(self, base: Any) -> str | None:
         """Return the reason why attention is not one matrix of softmaxes per head, or None where it is."""
         reasons = (reason for reason, types in _NOT_MEASURED.items() if base.config.model_type in types)
-        return next(reasons, Architecture.why_not_additive(self, base))
+        return next(reasons, self.why_not_additive(base))
 
     def why_not_additive(self, base: Any) -> str | None:
         """Return the reason why a bias cannot be added to the logits of this model exactly, or None where it can."""
         if getattr(base.config, "attention_type", None) == "block_sparse":
             return "long inputs are attended in blocks; load it with attention_type='original_full'"
+        if getattr(base.config, "talking_head", False):  # DeBERTa
+            return "with talking_head=True it mixes the logits of its heads, and their weights"
         return None
 
     def why_positions_remain(self, base: Any) -> str | None:

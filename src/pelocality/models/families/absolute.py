@@ -17,14 +17,6 @@ class Bert(KnownLogits):
     table = "learned"
 
 
-class DistilBert(KnownLogits):
-    """DistilBERT (Sanh et al., 2019): BERT without token types."""
-
-    model_types = ("distilbert",)
-    table = "learned"
-    projections = ("q_lin", "k_lin")
-
-
 class Albert(KnownLogits):
     """ALBERT (Lan et al., 2020): layers share their weights, so one module serves several layers."""
 
@@ -42,14 +34,6 @@ class Albert(KnownLogits):
 
     def after_norm(self, base: Any) -> Any:
         return base.encoder.embedding_hidden_mapping_in
-
-
-class SqueezeBert(Architecture):
-    """SqueezeBERT (Iandola et al., 2020): BERT whose layers are convolutions over states (batch, d, n)."""
-
-    model_types = ("squeezebert",)
-    table = "learned"
-    token_axis = 2
 
 
 class Gpt2(KnownLogits):
@@ -80,8 +64,11 @@ _LIKE_ROBERTA = (
 _LIKE_BART = ("bart", "biogpt", "mbart", "mvp", "nystromformer", "plbart", "yoso")  # two rows are no position
 
 RECORDS: tuple[Architecture, ...] = (
-    *(Bert(), DistilBert(), Albert(), SqueezeBert(), Gpt2()),
+    *(Bert(), Albert(), Gpt2()),
+    Bert("distilbert", projections=("q_lin", "k_lin")),  # Sanh et al., 2019
     Bert("roberta", "xlm-roberta", "camembert", **_AFTER_PADDING),
+    # its layers are convolutions over states (batch, d, n) (Iandola et al., 2020)
+    Architecture("squeezebert", table="learned", token_axis=2),
     Architecture(*_LEARNED, table="learned"),
     Architecture(*_LIKE_ROBERTA, table="learned", **_AFTER_PADDING),
     Architecture(*_LIKE_BART, table="learned", first_row=2),

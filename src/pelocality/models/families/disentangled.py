@@ -31,16 +31,6 @@ class Deberta(KnownLogits):
     def open_mask(self, attention: Any, call: dict[str, Any]) -> None:
         """Change nothing: without padding, every query sees every key."""
 
-    def why_not_additive(self, base: Any) -> str | None:
-        if not getattr(base.config, "relative_attention", False):
-            return "with relative_attention=False its logits have no position term to which a bias could be added"
-        return self.why_not_measured(base)
-
-    def why_not_measured(self, base: Any) -> str | None:
-        if getattr(base.config, "talking_head", False):
-            return "with talking_head=True it mixes the logits of its heads, and their weights"
-        return None
-
     def why_positions_remain(self, base: Any) -> str | None:
         if getattr(base.config, "conv_kernel_size", 0) > 0:
             return "its convolution over neighbouring tokens (conv_kernel_size > 0) reads their order"

@@ -2,7 +2,6 @@
 
 # ruff: noqa: D102 - the methods are documented once, on Architecture and KnownLogits
 
-import math
 from typing import Any
 
 import torch
@@ -79,12 +78,8 @@ class Mpt(Architecture):
     model_types = ("mpt",)
 
     def declared_slopes(self, config: Any) -> Tensor | None:
-        if not config.attn_config.alibi:
-            return None
-        heads, most = config.n_heads, config.attn_config.alibi_bias_max
-        power = 2 ** math.ceil(math.log2(heads))  # slopes of a power of two heads, every second one first
-        slopes = 2.0 ** (-most * torch.arange(1, power + 1, dtype=torch.float64, device="cpu") / power)
-        return slopes if power == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+        attention = config.attn_config
+        return published_slopes(config.n_heads) ** (attention.alibi_bias_max / 8) if attention.alibi else None
 
     def max_length(self, base: Any) -> int | None:
         return int(base.config.max_seq_len)
@@ -111,6 +106,7 @@ class XlNet(KnownLogits):
 
     model_types = ("xlnet",)
     relative_terms = True
+    token_axis = 0
     mask_arguments = ("attn_mask_h",)
     position_arguments = ("r",)
     position_weights = ("r", "r_r_bias")
@@ -122,18 +118,12 @@ class XlNet(KnownLogits):
             raise ValueError("XLNet with config.bi_data=True reads half of each batch backwards; set it to False")
         return base
 
-    def attention_input(self, hidden: Tensor) -> Tensor:
-        return hidden.transpose(0, 1)  # XLNet runs (n, batch, d)
-
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query = torch.einsum("bid,dhe->bhie", hidden, module.q)
         return query, torch.einsum("bid,dhe->bhie", hidden, module.k)
 
     def scaling(self, module: Any) -> float:
         return float(module.scale)
-
-    def causal(self, base: Any) -> bool:
-        return bool(base.config.attn_type == "uni")
 
     def declared_causal(self, config: Any, base: Any) -> bool | None:
         return bool(config.attn_type == "uni")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._calls import argument_names
 from pelocality.models.families._logits import KnownLogits, split_heads
 from pelocality.models.families._record import ATTACHED, Architecture
@@ -42,30 +43,18 @@ class Rotary(KnownLogits):
             states, norm = norm(states), None
         states = states.view(*states.shape[:-1], -1, getattr(module, self.head_size))
         states = (states if norm is None else norm(states)).transpose(1, 2)
-        by_head: Any = getattr(module, f"{letter}_layernorm", nn.Identity())  # Phi's and StableLM's
-        normed: Tensor = by_head(states)
+        normed: Tensor = getattr(module, f"{letter}_layernorm", nn.Identity())(states)  # Phi's and StableLM's
         return normed
 
     def _grouped(self, module: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries, and the keys of each query head; dimensions that rotate together half of d_head apart."""
         size = query.shape[-1]
-        rotated = self._rotated_size(module, size)
+        angles = self.declared_rotation(module.config, module.layer_idx)
+        rotated = angles.dims + angles.dims % 2 if isinstance(angles, RotaryAngles) else size
         pairs = torch.arange(rotated).view(-1, 2).T if self.interleaved else torch.arange(rotated).view(2, -1)
         order = torch.cat([pairs, torch.arange(rotated, size).view(2, -1)], dim=1).flatten().to(query.device)
         # grouped-query attention: each key head serves several adjacent query heads
         return query[..., order], key[..., order].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-
-    def _rotated_size(self, module: Any, size: int) -> int:
-        """Return how many of the dimensions of a head are rotated."""
-        parameters = getattr(module.config, "rope_parameters", None) or {}
-        # some families have one by type of layer
-        parameters = parameters.get(getattr(module, "layer_type", None), parameters)
-        rotated = int(size * (parameters.get("partial_rotary_factor") or 1.0))
-        return rotated + rotated % 2
-
-    def cap(self, module: Any) -> float | None:
-        cap: float | None = getattr(module, "attn_logit_softcapping", None)
-        return cap
 
     def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
         # Qwen2: some layers only; Mistral: every layer
@@ -88,7 +77,8 @@ class Rotary(KnownLogits):
         cos, sin = (self._by_pair(each[0]) for each in angles)
         if ATTACHED in module._modules:
             cos, sin = (each[0] for each in getattr(module, ATTACHED).encoding.angles(position_ids[0]))
-        if not self._rotates(module):
+        in_window = getattr(module, "sliding_window", 0) is not None  # Command R7B
+        if not (getattr(module, "use_rope", True) and (in_window or not self.rotates_in_windows_alone)):  # SmolLM3
             return torch.ones_like(cos), torch.zeros_like(sin)
         rest = getattr(module, self.head_size) // 2 - cos.shape[-1]
         return nn.functional.pad(cos, (0, rest), value=1.0), nn.functional.pad(sin, (0, rest))
@@ -96,10 +86,6 @@ class Rotary(KnownLogits):
     def _by_pair(self, angles: Tensor) -> Tensor:
         """Return one number for each pair of dimensions: (n, rotated dimensions) -> (n, rotated dimensions / 2)."""
         return angles[..., : angles.shape[-1] // 2]
-
-    def _rotates(self, module: Any) -> bool:
-        """Return whether a layer rotates its queries and keys."""
-        return bool(getattr(module, "use_rope", True))  # SmolLM3
 
 
 class Fused(Rotary):
@@ -133,13 +119,6 @@ class GptOss(Rotary):
         return angles
 
 
-class Glm(Rotary):
-    """GLM (Zeng et al., 2023) and others that rotate adjacent dimensions together."""
-
-    model_types = ("glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe")
-    interleaved = True
-
-
 class Cohere(Rotary):
     """Command R (Cohere, 2024): adjacent dimensions together, and their angles adjacent too."""
 
@@ -149,9 +128,6 @@ class Cohere(Rotary):
 
     def _by_pair(self, angles: Tensor) -> Tensor:
         return angles[..., ::2]
-
-    def _rotates(self, module: Any) -> bool:
-        return getattr(module, "sliding_window", 0) is not None  # Command R7B: layers with a window only
 
 
 class ModernBert(Rotary):
@@ -194,7 +170,9 @@ _INTERLEAVED = (
 _IN_WINDOWS = ("afmoe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini")
 
 RECORDS: tuple[Architecture, ...] = (
-    *(Rotary(), Fused(), GptNeoX(), GptOss(), Glm(), Cohere(), ModernBert(), RoFormer()),
+    *(Rotary(), Fused(), GptNeoX(), GptOss(), Cohere(), ModernBert(), RoFormer()),
+    # GLM (Zeng et al., 2023) and others that rotate adjacent dimensions together
+    Rotary("glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe", interleaved=True),
     Architecture("gptj", "codegen", interleaved=True, rotates_by_default=True),
     Architecture(*_INTERLEAVED, interleaved=True),
     Architecture("nanochat", direction=-1),
