@@ -282,7 +282,6 @@ class Once:
         (lambda: read_texts(text for text in ["a"]), TypeError, "texts .*got a generator"),
         (lambda: read_texts(3), TypeError, "texts"),
         (lambda: read_texts(pandas.DataFrame({"text": ["a"]})), TypeError, r"frame\['text'\]"),
-        (lambda: read_texts(["a"], parser="spacy"), TypeError, r"SpacyParser\(\)"),
         (lambda: read_trees("a.mrg", language="English"), ValueError, "ISO code"),
         (lambda: read_conllu("a.conllu", language="English"), ValueError, "ISO code"),
         (lambda: read_frames("a.jsonl", language="English"), ValueError, "ISO code"),

@@ -182,15 +182,14 @@ def _frame(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Fra
     spans: list[Argument] = []
     opened: list[tuple[str, int]] = []
     for place, cell in enumerate(column):
-        if not _CELL.fullmatch(cell):
-            raise ValueError(f"a cell of a frame must be such as (ARG0*, * or *), got {cell!r}")
         opened += [(role, place) for role in re.findall(r"\(([^(*]+)", cell)]
         for _ in range(min(cell.count(")"), len(opened))):
             role, start = opened.pop()
             spans.append(Argument(role, start, place + 1))
     verbs = [(span.start, span.end) for span in spans if span.role == "V"]
-    if opened or sum(cell.count(")") for cell in column) != len(spans) or len(verbs) != 1:
-        raise ValueError(f"a column of a frame must have matching brackets and one V, got {' '.join(column)!r}")
+    closed = sum(cell.count(")") for cell in column)
+    if opened or closed != len(spans) or len(verbs) != 1 or not all(map(_CELL.fullmatch, column)):
+        raise ValueError(f"a column of a frame must have cells (ARG0*, * or *), and one V, got {' '.join(column)!r}")
     # The roleset is in the row of a word of the verb. If no such row has one, columns have the order of rolesets.
     own = [row for row in rows[slice(*verbs[0])] if row[_ROLESET] != "-"]
     named = own[:1] or [row for row in rows if row[_ROLESET] != "-"][number : number + 1]

@@ -111,8 +111,6 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         >>> spaces_by_rule(["He", "said", ",", '"', "Go", ".", '"'])
         (' ', '', ' ', '', '', '', '')
     """
-    if tags and len(tags) != len(tokens):
-        raise ValueError(f"tags must be one per token ({len(tokens)}), got {len(tags)}")
     opens = _quote_sides(tokens, tags)
     spaces = []
     for i, (left, right) in enumerate(itertools.pairwise(tokens)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pelocality._checks import check_choice, check_confidence
+from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._columns import by_columns, in_groups
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups, sign_flip
@@ -100,7 +100,6 @@ class Evaluation(DisplayMixin):
             ValueError: Another name, or a confidence outside (0, 1).
         """
         check_choice("name", name, _ESTIMATES)
-        check_confidence(confidence)
         if not self.labelled and name != "agreement":
             return NO_LABELS
         if name == "difference":
