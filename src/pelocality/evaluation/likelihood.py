@@ -163,7 +163,7 @@ def _log_likelihood(
     """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
     known = SequenceModel(model)
-    known.check_length(max(lengths, default=0))
+    known.check_length(max(lengths, default=1))
     bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
     checked = False
     one_by_one: bool | None = None
