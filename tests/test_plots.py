@@ -192,10 +192,10 @@ def test_attention_to_a_plane_is_drawn_by_place_and_by_displacement():
     assert image.shape == (5, 7)
     pairs = [mean[i, j] for i in range(12) for j in range(12) if (j // 4 - i // 4, j % 4 - i % 4) == (1, -2)]
     np.testing.assert_allclose(image[3, 1], np.mean(pairs))
-    refused = ((attention, None, None), (attention, Positions.grid(2, 2, 3), None), (attention, grid, 12))
-    for matrices, positions, query in (*refused, (attention[:, 1:, 1:], grid, None)):
-        with pytest.raises(ValueError, match=r"^(positions|query|attention) must (be|have)"):
-            plots.on_grid(matrices, positions=positions, query=query)
+    refused = ((attention, None), (attention, Positions.grid(2, 2, 3)), (attention[:, 1:, 1:], grid))
+    for matrices, positions in refused:
+        with pytest.raises(ValueError, match=r"^(positions|attention) must (be|have)"):
+            plots.on_grid(matrices, positions=positions)
     columns = Positions([(0, 0), (0, 1), (0, 5)])
     _, ax = plots.on_grid(random_attention(3, 3), positions=columns, query=0)
     assert ax.images[0].get_array().shape == (1, 6)
@@ -408,14 +408,9 @@ REFUSED = {
     ],
     "metric": [
         lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"),
-        lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric=locality),
         lambda: plots.head_grid(measure(torch.eye(4)), metric="entropy"),
         lambda: plots.head_grid(torch.rand(2, 3), metric="entropy"),
         lambda: plots.comparison({"both": torch.eye(4).expand(2, 3, 4, 4), "causal": random_attention(2, 3, 9, 9)}),
-    ],
-    "limits": [
-        lambda: plots.head_grid(torch.rand(2, 3), limits=(1, 0)),
-        lambda: plots.head_grid(torch.rand(2, 3), limits=(0, torch.nan)),
     ],
     "layers": [
         lambda: plots.head_grid(torch.rand(2, 3), layers=2),
@@ -423,17 +418,13 @@ REFUSED = {
     ],
     "table": [
         lambda: plots.trajectory([1]),
-        lambda: plots.trajectory(pd.DataFrame([[1]])),
         lambda: plots.trajectory(TABLE.replace({"layer": {1: None}})),
-        lambda: plots.trajectory(TABLE, "entropy"),
         lambda: plots.trajectory(TABLE[:0]),
         lambda: plots.trajectory(TABLE.drop(columns="seed")),
         lambda: plots.trajectory(pd.concat([TABLE, TABLE])),
     ],
-    "results": [lambda: plots.loss_by_position({})],
     "scale": [lambda: plots.heatmap(torch.eye(4), scale="sqrt")],
     "reach": [lambda: plots.profiles(torch.eye(4), reach=0)],
-    "query": [lambda: plots.key_profiles(torch.eye(4), query=4)],
     "kind": [lambda: plots.needles(NEEDLES, kind="all")],
     "layer": [lambda: plots.bands(BANDS, layer=0)],
 }

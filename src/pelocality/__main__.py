@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        texts = _lines_of(options.text) if options.text else None
+        texts = options.text.read_text(encoding="utf-8").splitlines() if options.text else None
         settings = {"texts": texts, "length": options.length, "words": options.words, "seed": options.seed}
         if options.command == "report":
             result = report(options.model, path=options.output, **settings)
@@ -47,19 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     print(f"\n{options.output}")
     return 0
-
-
-def _lines_of(path: Path) -> list[str]:
-    """Return the lines of a text.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: The file is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--text must name a text in UTF-8, got {path} ({error.reason})") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,9 +19,7 @@ _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quote
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 # A zip archive raises the last two where it needs another method or a password.
-_UNREADABLE = (
-    EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError,
-)  # fmt: skip
+_UNREADABLE = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 

@@ -79,11 +79,9 @@ def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     lines: list[int] = []
     blocks: list[_Block] = []
     frames = slice(_FRAMES, None)
-    for is_comment, group in itertools.groupby(
-        text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"
-    ):
+    for comment, group in itertools.groupby(text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"):
         numbers, texts = zip(*group, strict=True)
-        if is_comment:
+        if comment:
             frames = slice(_CONLL_FRAMES, -1) if any(text.startswith("#begin") for text in texts) else frames
             continue
         lines.append(numbers[0])

@@ -20,9 +20,7 @@ _DASH_OR_ELLIPSIS = re.compile(r"---?|[–—]|\.{2,}|…")
 # No space follows an opening token, and no space precedes a closing one, in English treebanks.
 _OPENING = re.compile(r"[(\[{<]|[A-Z]*[$#£€]")
 _CLOSING = re.compile(r"[,.;:!?%)\]}>]|[!?]{2,}|\.{2,}|…|n['’]t|['’](?:s|m|d|ll|re|ve|em|n)?", re.IGNORECASE)
-_HALVES = frozenset(
-    {"can not", "gon na", "wan na", "got ta", "gim me", "lem me", "d' ye", "more 'n", "'t is", "'t was"}
-)
+_HALVES = {"can not", "gon na", "wan na", "got ta", "gim me", "lem me", "d' ye", "more 'n", "'t is", "'t was"}
 _ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _ESCAPES |= {"\\/": "/", "\\*": "*"}
 _QUOTES_IN_TREES = {"``": '"', "''": '"', "`": "'"}

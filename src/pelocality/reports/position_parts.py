@@ -137,6 +137,8 @@ def kernels(subject: Subject) -> Part:
     if not result.causal:
         frame["locality_of_its_softmax"] = measure_relative(logits.flatten(0, 1)).locality.tolist()
     title = "logits, of the mean content of the texts" if result.method == "texts" else f"logits, {result.method}"
+    rows = logits.flatten(0, 1)
+    chart = Chart("grid", title, "distance (tokens)", "layer.head", distances, rows, names, centred=True)
     return Part(
         "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
         "key at this distance than on average, in nats"
@@ -146,11 +148,7 @@ def kernels(subject: Subject) -> Part:
         f"{how_many(span < 0.5)} span less than 0.5 nats.",
         f"positional_logits(model, tokenizer{code}, length={subject.length})",
         table_of(frame),
-        (
-            Chart(
-                "grid", title, "distance (tokens)", "layer.head", distances, logits.flatten(0, 1), names, centred=True
-            ),
-        ),
+        (chart,),
     )
 
 

@@ -153,8 +153,6 @@ def _strings_or_batches(texts: Iterable[Any] | None) -> tuple[list[str] | None, 
     if isinstance(texts, str):
         raise TypeError("texts must be a list of texts, got str; put one text in a list")
     items = default_texts() if texts is None else list(texts)
-    if not items:
-        raise ValueError("texts is empty; pass some text (a generator can be read only once)")
     return (items, None) if all(isinstance(item, str) for item in items) else (None, items)
 
 

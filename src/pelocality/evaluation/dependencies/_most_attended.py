@@ -63,11 +63,9 @@ def most_attended(
             known = known or attention_layers(model, inputs)
             most: list[Tensor] = []  # layer by layer, (batch, words, head)
 
-            def use(
-                _: int, weights: Tensor, visible: Tensor, most: list[Tensor] = most, of: Tensor = membership
-            ) -> None:
+            def use(_: int, weights: Tensor, seen: Tensor, most: list[Tensor] = most, of: Tensor = membership) -> None:
                 nonlocal looks_ahead
-                looks_ahead = looks_ahead or bool(visible.triu(1).any())
+                looks_ahead = looks_ahead or bool(seen.triu(1).any())
                 most.append(_most_attended_words(weights, of).cpu())
 
             observe_layers(model, known, known.layers, inputs, use)

@@ -55,10 +55,8 @@ def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) ->
     for role in (*roles, *({"V"} & set(spans))):
         start, end = spans[role]
         if not 0 <= start < end <= len(sentence.words):
-            raise ValueError(
-                f"source must return spans within the {len(sentence.words)} words of {sentence.uid!r}, "
-                f"returned {role} = [{start}, {end})"
-            )
+            n = len(sentence.words)
+            raise ValueError(f"source must return spans within the {n} words, returned {role} = [{start}, {end})")
     first, second = ((spans[role][0], spans[role][1]) for role in roles)
     return Candidate(roles, (first, second), spans["V"][0] if "V" in spans else None)
 
