@@ -147,8 +147,8 @@ WRONG = [
       for kind in ("snli", "frames", "a") for text in ("[\n{}\n]", "[{}]", "[]")),
     ("a.jsonl", JSON + '{"premise": "x", "b": "y", "label": "n"}', ":2: .*'hypothesis'; .*'b'.*hypothesis="),
     ("a.jsonl", JSON + '{"premise": "a", "hypothesis": "b"}', ":2: .*'label'; .*label=.*None"),
-    ("a.jsonl", (JSON + JSON.replace("a", "café")).encode("latin-1"), r":2: .*UTF-8.*0xe9 after .*caf.*iconv"),
-    ("a.jsonl", "a".encode("utf-16"), ":1: .*0xff after ''"),
+    ("a.jsonl", (JSON + JSON.replace("a", "café")).encode("latin-1"), ":2: .*UTF-8.*0xe9.*iconv"),
+    ("a.jsonl", "a".encode("utf-16"), ":1: .*0xff"),
     ("a.jsonl", b"\x28\xb5\x2f\xfd 12", ":1: .*UTF-8"),
     ("a.jsonl", zipped("{}", "a.jsonl", "b.jsonl"), r":1: .*one file, got 2: \['a.jsonl', 'b.jsonl'\]; unpack it"),
     ("a.jsonl", zipped("{}", "a.jsonl")[:40], ":1: .*not a zip file"),
@@ -181,7 +181,7 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file_and_the_line(tmp_path, n
 def test_an_archive_is_refused_as_no_text(tmp_path):
     with tarfile.open(tmp_path / "a.jsonl", mode="w:gz") as archive:
         archive.add(write(tmp_path / "b.jsonl", ROW), "b.jsonl")
-    with pytest.raises(ValueError, match=r"a\.jsonl:1: must be UTF-8, got the byte 0x00"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: must be UTF-8 .*zero byte"):
         list(read_pairs(tmp_path / "a.jsonl"))
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_file_is_an_error_at_once(read, tmp_path):
         read(tmp_path / "none.jsonl")
     if read is not read_pairs:
         for rows in ([ROW], pandas.DataFrame([ROW]), 3):
-            with pytest.raises(TypeError, match=f"path .*got a {type(rows).__name__}; read_pairs"):
+            with pytest.raises(TypeError, match=type(rows).__name__):
                 read(rows)
 
 

@@ -309,10 +309,10 @@ def test_the_callers_spans_are_used_and_checked():
     [row] = semantic_role_swap([item], roles=("agent", "patient"), source=spans, agreement="ignore")
     assert row["hypothesis"] == "An owl saw a nun"
     assert row["provenance"].endswith("roles: spans")
-    with pytest.raises(ValueError, match=r"within the 5 words .* patient = \[3, 9\)"):
+    with pytest.raises(ValueError, match=r"within the 5 words, .* patient = \[3, 9\)"):
         semantic_role_swap([item], ("agent", "patient"), lambda _: [{"agent": (0, 2), "patient": (3, 9)}])
     both = {"agent": (0, 2), "patient": (3, 5)}
-    with pytest.raises(ValueError, match=r"within the 5 words .* V = \[9, 10\)"):
+    with pytest.raises(ValueError, match=r"within the 5 words, .* V = \[9, 10\)"):
         semantic_role_swap([item], ("agent", "patient"), lambda _: [both | {"V": (9, 10)}])
     with pytest.raises(TypeError, match=r"list of \{role: \(start, end\)\} mappings"):
         semantic_role_swap([item], ("agent", "patient"), lambda _: both)

@@ -35,8 +35,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
                     raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
                 yield number, text
         except UnicodeDecodeError as error:
-            given = f"the byte 0x{line[error.start]:02x} after {line[: error.start].decode()[-20:]!r}"
-            raise ValueError(f"{path}:{number}: must be UTF-8, got {given}; convert it with iconv") from error
+            raise ValueError(f"{path}:{number}: must be UTF-8 ({error}); convert it with iconv") from error
         except _UNREADABLE as error:
             raise ValueError(f"{path}:{number + 1}: the file cannot be read: {error}; unpack it first") from error
 

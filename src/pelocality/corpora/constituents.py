@@ -90,10 +90,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
         elif word and not closes:
             raise SeveralWordsError(_BINARY.format(bracketed.strip()[:60]))
-        elif other or (not label and (words or any(phrase[2] for phrase in found))):
+        elif other or (closes and label) or (not label and (words or any(phrase[2] for phrase in found))):
             raise ValueError(_BINARY.format(bracketed.strip()[:60]))
-        elif closes and label:
-            raise ValueError(f"each node of a tree must hold a word or nodes, '({label})' is empty; a word needs a tag")
         elif not closes:
             unclosed.append([len(words), 0, label])
             found.append(unclosed[-1])

@@ -217,8 +217,6 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
 
 
 def _read_text(text: Any, where: str, parser: Parser, language: str) -> Sentence | Dropped:
-    if not isinstance(text, str):
-        raise ValueError(f"a text must be a string, got {brief(text)}")
     return replace(parsed(parser, [text.strip()], language)[0], uid=where) if text.strip() else Dropped("empty text")
 
 

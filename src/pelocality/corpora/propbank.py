@@ -68,9 +68,7 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
     if words is not None and (not isinstance(words, Iterable) or iter(words) is iter(words)):
         raise TypeError(f"words must be a corpus or a list of sentences, got {type(words).__name__}")
     return file_corpus(
-        path,
-        functools.partial(_blocks, words=words),
-        functools.partial(_read_block, language=language_code(language)),
+        path, functools.partial(_blocks, words=words), functools.partial(_read_block, language=language_code(language))
     )
 
 

@@ -55,7 +55,7 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
 
 
 def _bracketed_records(path: Path) -> Iterator[Record]:
-    depth, number = 0, 0
+    depth = 0
     for number, line in text_lines(path):
         opened = 0
         for part in re.split(r"([()])", line):
@@ -70,8 +70,8 @@ def _bracketed_records(path: Path) -> Iterator[Record]:
             depth += (part == "(") - (part == ")")
             if depth == 0:
                 yield place, tree
-    if depth:
-        raise ValueError(f"{path}:{place}: the tree that opens here is not closed at the end, line {number}")
+    if depth:  # which is refused where it is read
+        yield place, tree
 
 
 def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence | Dropped:

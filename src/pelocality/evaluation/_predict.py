@@ -108,7 +108,7 @@ class CallableClassifier:
                 raise ValueError(f"model predicted {unknown}, not among {sorted(self.names)}; pass label_names=")
             return [(name, float("nan")) for name in names]
         scores = array_of(returned)
-        if self.classes is None or scores.shape != (len(texts), len(self.classes)) or scores.dtype.kind not in "iuf":
+        if self.classes is None or scores.shape != (len(texts), len(self.classes)):
             raise ValueError(wanted)
         if not np.isfinite(scores.max(1)).all():
             raise ValueError("model returned scores that are NaN or infinite; check its weights and precision")

@@ -119,7 +119,8 @@ class Evaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
+            KeyError: An unknown column.
+            ValueError: No column, one with the name of a number, or a confidence outside (0, 1).
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:

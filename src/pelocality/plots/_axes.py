@@ -106,12 +106,7 @@ def draw_lines(
 
 
 def draw_by_distance(
-    ax: Axes | None,
-    title: str,
-    lines: Mapping[str, tuple[Any, Any]],
-    xlabel: str,
-    ylabel: str,
-    scale: str = "linear",
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str, scale: str = "linear"
 ) -> tuple[Figure, Axes]:
     """Draw values by distance, given by name, from 0 on unless the scale is "log"."""
     fig, ax = draw_lines(ax, title, lines, xlabel, ylabel)

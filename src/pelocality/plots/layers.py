@@ -223,8 +223,7 @@ def comparison(
     if relative_depth is None:
         relative_depth = layers is None and None not in depths and len(set(depths)) > 1
     if relative_depth and None in depths:
-        which = list(named)[depths.index(None)]
-        raise ValueError(f"relative_depth needs all layers, but {which} has only some; leave relative_depth out")
+        raise ValueError("relative_depth needs all layers, but some values have only some; leave relative_depth out")
     every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
     fig, ax = axes.figure_and_axes(ax, (5.2, 3.4), title)
@@ -309,12 +308,10 @@ def _by_layer(
     values = {name: axes.attention_of(each, length) for name, each in values.items()}
     columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
     if metric is None and len(set(columns.values())) > 1:
-        different = ", ".join(f"{column} of {name}" for name, column in columns.items())
         advice = 'choose one for all, such as metric="adjusted_locality"'
-        raise ValueError(f"results would be drawn by different metrics: {different}; {advice}")
-    plain = [name for name in values if name not in columns]
-    if metric is not None and plain:
-        raise ValueError(f"metric={metric!r} measures attention, but {plain[0]} holds numbers; leave metric out")
+        raise ValueError(f"results would be drawn by different metrics, {columns}; {advice}")
+    if metric is not None and len(columns) < len(values):
+        raise ValueError(f"metric={metric!r} measures attention, but some values are numbers; leave metric out")
     # Results of some models have a number for each sample, and those of others only for the mean.
     ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns

@@ -32,7 +32,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``.
-        ValueError: The dataset was not made by a builder, or has lost a column.
+        KeyError: The dataset was not made by a builder, or has lost a column.
 
     Examples:
         >>> from pelocality.corpora import Sentence
