@@ -463,7 +463,7 @@ def test_results_of_models_that_differ_in_depth_are_drawn_at_their_own_layers():
 def test_all_results_are_drawn_by_one_metric():
     one, other = (positional_attention(tiny(name), length=8, words=4) for name in ("bert", "gpt2"))
     for results in ({"bert": one, "gpt2": other}, {"gpt2": other, "bert": one}):
-        with pytest.raises(ValueError, match="different metrics, .*; choose one for all, "):
+        with pytest.raises(ValueError, match=r"different metrics, .*; choose one for all, "):
             plots.comparison(results)
         for metric in ("adjusted_locality", "adjusted_locality_of_mean"):  # a number per sample of causal models alone
             _, ax = plots.comparison(results, metric=metric)

@@ -21,18 +21,9 @@ if TYPE_CHECKING:
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
-def require_matplotlib() -> None:
-    """Raise an ImportError that says what to install, if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("plots and pages need matplotlib: pip install matplotlib") from error
-
-
 def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
     """Return the given or new axes with their title set, and their figure."""
     if ax is None:
-        require_matplotlib()
         import matplotlib.pyplot as plt
 
         _, ax = plt.subplots(figsize=size, layout="constrained")

@@ -15,7 +15,6 @@ from tqdm import tqdm
 import pelocality
 from pelocality._checks import count
 from pelocality.models import SequenceModel
-from pelocality.plots._axes import require_matplotlib
 from pelocality.reports.contents import Part, plain
 from pelocality.reports.inputs import default_texts, load_model
 from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
@@ -98,7 +97,7 @@ def report(
     if path is not None and not Path(path).parent.is_dir():
         raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
     if path is not None and not str(path).endswith(".json"):
-        require_matplotlib()  # before the model runs
+        import matplotlib  # noqa: F401 (if it is missing, this fails before the model runs)
     name = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
         model, its_tokenizer = load_model(model)

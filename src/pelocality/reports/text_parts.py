@@ -119,26 +119,26 @@ def depth(subject: Subject) -> Part:
     caution = ""
     layers: tuple[int, ...] = ()
     try:
-        on_text = supported(lambda: subject.on_text)
-        attention = rollout(subject.on_text if on_text else subject.repeated)
+        name = "on_text" if supported(lambda: subject.on_text) else "repeated"
+        attention = rollout(getattr(subject, name))
         layers = attention.layers
-        codes.append(f"rollout({subject.code('on_text') if on_text else subject.code('repeated')})")
+        codes.append(f"rollout({subject.code(name)})")
         columns |= {"rollout_own": own_share(attention), "rollout_first": sink_rate(attention).mean(1).tolist()}
     except ValueError as error:
         caution = str(error)
     short = min(SHORT, subject.length)
-    options: dict[str, Any] = {"directions": 1, "seed": subject.seed, "progress": False}
+    options: dict[str, Any]
     notable = ""
     try:
         if subject.lines is not None and subject.tokenizer is not None:
             texts = text_batches(subject.lines, subject.tokenizer, short, FEW)
-            result = influence(subject.model, texts, tokenizer=subject.tokenizer, **options)
-            short_texts = f"text_batches(lines, tokenizer, {short}, {FEW})"
-            codes.append(f"influence(model, {short_texts}, tokenizer=tokenizer, directions=1, seed={subject.seed})")
+            options = {"texts": texts, "tokenizer": subject.tokenizer}
+            shown = f"text_batches(lines, tokenizer, {short}, {FEW}), tokenizer=tokenizer"
         else:
-            length = subject.length if subject.model.content else short
-            result = influence(subject.model, length=length, words=2, **options)
-            codes.append(f"influence(model, length={length}, words=2, directions=1, seed={subject.seed})")
+            options = {"length": subject.length if subject.model.content else short, "words": 2}
+            shown = f"length={options['length']}, words=2"
+        result = influence(subject.model, **options, directions=1, seed=subject.seed, progress=False)
+        codes.append(f"influence(model, {shown}, directions=1, seed={subject.seed})")
         own = own_share(result)
         balance = direction_balance(result).mean(1).tolist() if result.positions is None else []
         more = {"influence_own": own, "influence_first": sink_rate(result).mean(1).tolist()}
