@@ -221,7 +221,6 @@ def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog
     (("entailment", "neutral", "other"), None, r"labels \['contradiction'\] match none of the classes"),
     (("neutral", "Neutral", "entailment"), None, "class names must differ"),
     (("LABEL_0",), None, r"must have at least 2 classes, got \['LABEL_0'\]; its head may be one for regression"),
-    (("entailment",), ("entailment",), "must have at least 2 classes"),
     (THREE, ("entailment", "neutral"), "label_names must name the model's 3 classes, got 2"),
 ])  # fmt: skip
 def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
@@ -447,19 +446,13 @@ def constant(scores):
 @pytest.mark.parametrize(("function", "names", "error", "says"), [
     (lambda p, h: ["Entails"] * len(p), None, ValueError, "entails.*label_names="),
     (lambda p, h: ["neutral"], None, ValueError, "6 label names"),
-    (lambda p, h: None, None, ValueError, "got None"),
     (lambda p, h: [0] * len(p), None, ValueError, r"result\['label'\]"),
     (lambda p, h: pd.DataFrame(np.eye(3)[[0] * len(p)], columns=list(THREE)), None, ValueError, "to_numpy"),
-    (lambda p, h: dict.fromkeys(range(6)), None, ValueError, "6 label names"),
     (lambda p, h: np.ma.masked_array(np.eye(3)[[0] * len(p)], mask=True), THREE, TypeError, "masked array"),
-    (constant([0, 0, 1]), None, ValueError, "label_names="),
     (constant([0, 0, 1]), ["a", "b"], ValueError, "label_names="),
-    (constant([0] * 4), [*THREE, THREE[0].upper()], ValueError, "class names must differ"),
-    (constant([1j] * 3), THREE, TypeError, "scores"),
     (constant([np.nan] * 3), THREE, ValueError, "NaN or infinite"),
     (constant([-np.inf] * 3), THREE, ValueError, "NaN or infinite"),
     (3, None, TypeError, "model must be a transformers model or a callable, got 3"),
-    (torch.nn.Linear(1, 1), None, TypeError, "model"),
     (hf.BertForSequenceClassification, None, TypeError, "load it with AutoModelForSequenceClassification"),
     (hf.TextClassificationPipeline(model=classifier(), tokenizer=wordpiece()), None, TypeError, "of a pipeline"),
 ])  # fmt: skip
@@ -539,14 +532,10 @@ def broken(number):
 
 
 @pytest.mark.parametrize(("change", "error", "says"), [
-    ({"probe": rows()}, TypeError, "datasets.Dataset.*got list"),
     ({"probe": datasets.DatasetDict({"test": shuffled()})}, TypeError, r"probe\['test'\]"),
     ({"probe": datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]})}, ValueError, "original_premise"),
     ({"probe": shuffled().select([])}, ValueError, "0 rows"),
     ({"probe": shuffled().add_column("group", list(range(12)))}, ValueError, "'group'.*rename"),
-    ({"label_names": "entailment"}, TypeError, "label_names"),
-    ({"label_names": 3}, TypeError, "label_names"),
-    ({"label_names": iter(THREE)}, TypeError, "label_names"),
     ({"label_names": set(THREE)}, TypeError, "label_names"),
     ({"label_names": {name: 2 - i for i, name in enumerate(THREE)}}, TypeError, "label_names"),
     ({"batch_size": 0}, ValueError, "batch_size"),
@@ -626,10 +615,8 @@ CHANGES = evaluate_as_entailment(labelled(["neutral"] * 2, ["entailment"] * 2))
 
 @pytest.mark.parametrize(("models", "options", "error", "says"), [
     ({}, {}, TypeError, "models"),
-    ({"m": KEEPS}, {}, TypeError, "models"),
     ({"m": {"p": KEEPS}, "n": {}}, {}, TypeError, "models"),
     ({"m": {"p": 3}}, {}, TypeError, r"models\['m'\]\['p'\] .*got 3"),
-    ({"m": {"p": [0.5]}}, {}, TypeError, r"models\['m'\]\['p'\]"),
     ({"m": {"p": KEEPS}, "n": {"p": CHANGES}}, {}, ValueError, "'p' .*rename one"),
     ({"m": {"p": [KEEPS, KEEPS], "q": KEEPS}}, {}, ValueError, "zip"),
     ({"m": {"original": KEEPS}}, {}, ValueError, "'original', a reserved column"),

@@ -309,13 +309,11 @@ def test_long_names_are_wrapped_and_leave_room_for_the_axes(draw):
     "draw",
     [
         *(lambda n=n: plots.heatmap(random_attention(n, n), scale="log") for n in (1, 2, 512)),
-        lambda: plots.head_grid(torch.rand(1, 1), label="locality"),
         lambda: plots.head_grid(torch.rand(1, 32), label="locality"),
         lambda: plots.head_grid(torch.rand(48, 1), label="locality"),
         lambda: plots.head_grid(torch.rand(1, 12), label="relative asymmetry of mean"),
         lambda: plots.head_grid(torch.rand(2, 12), title=LONG),
         lambda: plots.heatmap(random_attention(8, 8), title=LONG),
-        lambda: plots.comparison({"a": torch.rand(48, 2)}, label="locality"),
         lambda: plots.comparison({"a": torch.rand(1, 2), "b": torch.rand(1)}, label="locality"),
     ],
 )
@@ -384,9 +382,7 @@ def test_a_trajectory_is_the_mean_over_seeds():
 REFUSED = {
     "attention": [
         lambda: plots.heatmap(torch.rand(2, 4, 4)),
-        lambda: plots.heatmap({"a": torch.eye(4)}),
         lambda: plots.heatmap(torch.eye(4) + 1j),
-        lambda: plots.heatmap(torch.rand(0, 0)),
         lambda: plots.heatmap(torch.tensor([[1.0, -1.0], [0.0, 1.0]])),
         lambda: plots.heatmap(torch.tensor([[0.0, torch.inf], [0.0, 1.0]])),
         lambda: plots.heatmap(np.ma.masked_array(np.eye(3), mask=np.eye(3))),
@@ -394,15 +390,10 @@ REFUSED = {
     ],
     "values": [
         lambda: plots.head_grid(torch.rand(4)),
-        lambda: plots.head_grid(torch.rand(0, 4)),
         lambda: plots.head_grid({"a": torch.rand(2, 3)}),
         lambda: plots.head_grid(SimpleNamespace(share=torch.rand(2, 3))),
-        lambda: plots.head_grid([[1, 1j]]),
-        lambda: plots.head_grid([[1, 2], [3]]),
-        lambda: plots.head_grid("abc"),
         lambda: plots.comparison({}),
         lambda: plots.comparison([torch.rand(2, 3)]),
-        lambda: plots.comparison({"a": [[None, {}]]}),
     ],
     "metric": [
         lambda: plots.head_grid(random_attention(2, 3, 9, 9), metric="localty"),

@@ -393,23 +393,17 @@ def test_an_error_in_the_corpus_arrives_as_it_was(tmp_path, num_proc):
     ("call", "error", "says"),
     [
         (lambda: constituency_shuffling(PAIRS, 1), ValueError, "size must be at least 2"),
-        (lambda: constituency_shuffling(PAIRS, range(0)), ValueError, "size"),
         (lambda: constituency_shuffling(PAIRS, 3, side="left"), ValueError, "side must be 'premise'"),
         (lambda: constituency_shuffling(PAIRS, 3, spans="some"), ValueError, "spans"),
         (lambda: constituency_shuffling(PAIRS, 3, categories="NP"), TypeError, "categories"),
         (lambda: random_shuffling(PAIRS, labels="neutral"), TypeError, "labels"),
-        (lambda: random_shuffling(PAIRS, labels=(x for x in "ab")), TypeError, "labels"),
         (lambda: random_shuffling(PAIRS, seed=-1), ValueError, "seed"),
         (lambda: random_shuffling(PAIRS, seed=2**80), ValueError, "seed must be at most 9223372036854775807"),
-        (lambda: random_shuffling(PAIRS, seed=0.5), TypeError, "seed"),
         (lambda: random_shuffling(PAIRS, num_proc=0), ValueError, "num_proc"),
-        (lambda: random_shuffling(PAIRS, num_proc="2"), TypeError, "num_proc"),
         (lambda: random_shuffling(PAIRS[0]), TypeError, "got a Pair .* in a list"),
         (lambda: random_shuffling([{"premise": "a"}]), TypeError, "a list of dict; .*read_pairs"),
         (lambda: random_shuffling([PAIRS[0], PAIRS[0].premise]), TypeError, "one kind"),
         (lambda: constituency_shuffling(PAIRS, 3, "both"), TypeError, "positional"),
-        (lambda: window_shuffling(PAIRS, 3, "both"), TypeError, "positional"),
-        (lambda: random_shuffling(PAIRS, "both"), TypeError, "positional"),
     ],
 )
 def test_invalid_arguments_are_refused(call, error, says):

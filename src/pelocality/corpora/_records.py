@@ -75,14 +75,14 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
             if tabs and all(map(_ANNOTATORS.fullmatch, header[len(row) :])):
                 row += [""] * (len(header) - len(row))
             if len(row) != len(header):
-                advice = "a text in a .tsv holds no tab" if tabs else "a text with a comma must be quoted in a .csv"
-                given = f"{len(row)}: {brief(row)}; {advice}"
+                given = (
+                    f"{len(row)}: {brief(row)}; {'a text holds no tab' if tabs else 'a text with a comma is quoted'}"
+                )
                 raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
             complete = reader.line_num
-            quoted = list(filter(_QUOTED.fullmatch, row)) if tabs else []
-            if quoted:
-                given = f"{brief(quoted[0])}; use quoting=csv.QUOTE_NONE, or pass pandas.read_csv(path, sep='\\t')"
-                raise ValueError(f"{path}:{complete}: a cell of a .tsv must be written without quoting, got {given}")
+            if tabs and any(map(_QUOTED.fullmatch, row)):
+                advice = "use quoting=csv.QUOTE_NONE, or pass pandas.read_csv(path, sep='\\t')"
+                raise ValueError(f"{path}:{complete}: a .tsv must be written without quoting, got {row}; {advice}")
             yield complete, dict(zip(header, row, strict=True))
     except csv.Error as error:
         advice = "a quotation mark must be closed, and doubled within quotes; write very long texts as .jsonl"

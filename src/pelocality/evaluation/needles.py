@@ -109,9 +109,8 @@ class NeedleEvaluation(DisplayMixin):
             KeyError: An unknown column.
             ValueError: Other items, or a confidence outside (0, 1).
         """
-        same = [*_CELL, "uid", "label"]
-        if "item" in self.examples and "item" in other.examples:  # a table that was saved without is compared without
-            same.append("item")
+        # a table that was saved without "item" is compared without
+        same = [name for name in (*_CELL, "uid", "label", "item") if name in self.examples and name in other.examples]
         if not self.examples[same].equals(other.examples[same]):
             raise ValueError("other must be an evaluation of the same items in the same order")
         gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)

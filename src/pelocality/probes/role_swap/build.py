@@ -177,7 +177,9 @@ class RoleSwap:
         if not has_label(item.label, self.labels):
             yield Dropped("label not in labels")
             return
-        label = self._label(item.label)
+        if self.label_policy is None and item.label is not None:
+            raise ValueError(f"label_policy must give the label of perturbed pairs: {_POLICIES}")
+        label = self.label_policy(item.label or "") if callable(self.label_policy) else self.label_policy
         if callable(self.label_policy) and label is None:
             yield Dropped("label_policy returned None")
             return
@@ -236,12 +238,6 @@ class RoleSwap:
         if sentence.frames is not None and found.words != sentence.words:
             return None
         return replace(found, uid=sentence.uid, frames=sentence.frames)
-
-    def _label(self, label: str | None) -> str | None:
-        """Return the label of a perturbed pair."""
-        if self.label_policy is None and label is not None:
-            raise ValueError(f"label_policy must give the label of perturbed pairs: {_POLICIES}")
-        return self.label_policy(label or "") if callable(self.label_policy) else self.label_policy
 
     def _row(self, item: Pair, side: str, candidate: Candidate, swap: list[Replacement], label: str | None) -> Row:
         sentence: Sentence = getattr(item, side)
