@@ -58,22 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--length", type=int, help="tokens of texts and of repeated words (default: 64)")
     shared.add_argument("--words", type=int, default=32, help="how many words to repeat (default: %(default)s)")
     shared.add_argument("--seed", type=int, default=0, help="of words, directions and shuffles (default: 0)")
-    one = commands.add_parser(
-        "report",
-        parents=[shared],
-        help="one model: one HTML page that opens offline",
-        description="Write one HTML page on a model: what positions it runs, how local and symmetric its heads are, "
-        "sinks, classes of heads, influence over depth, each with its numbers and code. A small model takes a minute.",
-    )
+    page = "one model: one HTML page that opens offline, with numbers and code; a small model takes a minute"
+    one = commands.add_parser("report", parents=[shared], help=page, description=page)
     one.add_argument("model", metavar="MODEL", help=_MODEL)
     one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="page (default: %(default)s)")
     one.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as well; the name ends in .json")
-    several = commands.add_parser(
-        "compare",
-        parents=[shared],
-        help="several models side by side: one table, one page, JSON",
-        description="Put models side by side: one page, and with --json a file per model that can be given again.",
-    )
+    atlas = "several models side by side: one table, one page, and with --json a file per model to give again"
+    several = commands.add_parser("compare", parents=[shared], help=atlas, description=atlas)
     several.add_argument("models", metavar="MODEL", nargs="+", help=f"{_MODEL}, or the .json of a model made before")
     several.add_argument("-o", "--output", type=Path, default=Path("atlas.html"), help="page (default: %(default)s)")
     several.add_argument("--json", type=Path, metavar="FOLDER", help="write a row of numbers per model")

@@ -75,9 +75,7 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
             if tabs and all(map(_ANNOTATORS.fullmatch, header[len(row) :])):
                 row += [""] * (len(header) - len(row))
             if len(row) != len(header):
-                given = (
-                    f"{len(row)}: {brief(row)}; {'a text holds no tab' if tabs else 'a text with a comma is quoted'}"
-                )
+                given = f"{len(row)}: {brief(row)}; {'texts hold no tab' if tabs else 'a text with a comma is quoted'}"
                 raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
             complete = reader.line_num
             if tabs and any(map(_QUOTED.fullmatch, row)):

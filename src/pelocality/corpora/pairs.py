@@ -4,7 +4,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -144,7 +144,9 @@ def read_pairs(
     names = declared if label_names is None else list(label_names)  # [0] of a series is the row with the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
-    read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
+    fields, code = (premise, hypothesis, label, uid), language_code(language)
+    parser = parser or _without_structure
+    read = functools.partial(_read_pair, names=fields, parser=parser, labels=names, language=code)
     if isinstance(source, str | Path):
         records = dict.fromkeys((".jsonl", ".json"), json_lines)
         records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
@@ -159,30 +161,22 @@ def read_pairs(
     return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
-@dataclass(frozen=True)
-class _PairReader:
-    """Function from a row, or a line of JSON, to a pair; the first four are names of fields."""
-
-    premise: str
-    hypothesis: str
-    label: str | None
-    uid: str | None
-    parser: Parser | None
-    label_names: Sequence[str] | None
-    language: str
-
-    def __call__(self, row: Any, where: str) -> Pair | Dropped:
-        row = json_object(row) if isinstance(row, str) else row
-        if not isinstance(row, Mapping):  # a formatted dataset yields tables
-            raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
-        advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
-        label = _label(field(row, self.label, object, advice), self.label_names) if self.label else None
-        if self.label and label is None:
-            return NO_GOLD_LABEL
-        texts = [field(row, name, str, advice) for name in (self.premise, self.hypothesis)]
-        uid = identifier(row, self.uid) if self.uid else where
-        first, second = parsed(self.parser or _without_structure, texts, self.language)
-        return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
+def _read_pair(
+    row: Any, where: str, names: Sequence[Any], parser: Parser, labels: Sequence[str] | None, language: str
+) -> Pair | Dropped:
+    """Return the pair of a row, or of a line of JSON, by the names of four fields; label and uid may be None."""
+    row = json_object(row) if isinstance(row, str) else row
+    if not isinstance(row, Mapping):  # a formatted dataset yields tables
+        raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
+    *sides, label_field, uid_field = names
+    advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
+    label = _label(field(row, label_field, object, advice), labels) if label_field else None
+    if label_field and label is None:
+        return NO_GOLD_LABEL
+    texts = [field(row, name, str, advice) for name in sides]
+    uid = identifier(row, uid_field) if uid_field else where
+    first, second = parsed(parser, texts, language)
+    return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
 def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, language: str = "") -> Corpus[Sentence]:

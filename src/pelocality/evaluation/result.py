@@ -11,7 +11,6 @@ from pelocality._display import DisplayMixin
 from pelocality.evaluation._columns import by_columns, in_groups
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups, sign_flip
 
-NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 _ESTIMATES = ("original", "perturbed", "difference", "agreement")
 _COLUMNS = {"original": "original_correct", "perturbed": "correct", "agreement": "agrees"}
 
@@ -101,7 +100,7 @@ class Evaluation(DisplayMixin):
         """
         check_choice("name", name, _ESTIMATES)
         if not self.labelled and name != "agreement":
-            return NO_LABELS
+            return Estimate(float("nan"), float("nan"), float("nan"))
         if name == "difference":
             return mean_over_groups(self._change, self.examples["group"], confidence)
         return proportion_over_groups(self.examples[_COLUMNS[name]].astype(bool), self.examples["group"], confidence)

@@ -191,7 +191,7 @@ def compare_models(
 
     Raises:
         TypeError: As `report`.
-        ValueError: No model, a file that is not a row, or as `report`.
+        ValueError: A file that is not a row, or as `report`.
         OSError: As `report`.
 
     Examples:
@@ -212,8 +212,6 @@ def compare_models(
             continue
         model, tokenizer = entry if isinstance(entry, tuple) else (entry, None)
         rows.append(atlas_row(report(model, tokenizer, progress=progress, **options)))
-    if not rows:
-        raise ValueError("models is empty; pass models, their names, or files of rows")
     atlas = Atlas(rows)
     if path is not None:
         atlas.save(path)
@@ -222,9 +220,9 @@ def compare_models(
 
 def _checked_row(row: Any, path: str | Path) -> dict[str, Any]:
     """Return a row, after refusing one of another schema."""
-    if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-        raise ValueError(f"{path} must hold a row of {SCHEMA!r}, and no report; compare --json writes one")
-    wrong = [name for name, types in FIELDS.items() if not isinstance(row.get(name), types)]
-    if wrong:
-        raise ValueError(f"{path} lacks the fields {', '.join(wrong)} of {SCHEMA!r}, or they are of another type")
+    fields = row if isinstance(row, dict) else {}
+    wrong = [name for name, types in FIELDS.items() if not isinstance(fields.get(name), types)]
+    if wrong or row["schema"] != SCHEMA:
+        advice = f"no report; compare --json writes one; wrong: {', '.join(wrong) or 'schema'}"
+        raise ValueError(f"{path} must hold a row of {SCHEMA!r}, and {advice}")
     return row

@@ -103,10 +103,14 @@ def report(
         model, its_tokenizer = load_model(model)
         tokenizer = its_tokenizer if tokenizer is None else tokenizer
     measured = SequenceModel.of(model)
-    lines, batches = _strings_or_batches(texts)
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of texts, got str; put one text in a list")
+    items = default_texts() if texts is None else list(texts)
+    strings = all(isinstance(item, str) for item in items)
     if length is not None:
         measured.check_length(length)
     n = length or min(_LENGTH, measured.longest - 4 if measured.longest else _LENGTH)
+    lines, batches = (items, None) if strings else (None, items)
     subject = Subject(measured, tokenizer, lines, batches, n, words, seed)
     parts = []
     start = time.monotonic()
@@ -145,14 +149,6 @@ def _part_or_reason(key: str, make: Callable[[Subject], Part], subject: Subject)
         return Part(reason=reason.rstrip("."))
     charts = tuple(replace(each, **{name: plain(value) for name, value in vars(each).items()}) for each in part.charts)
     return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
-
-
-def _strings_or_batches(texts: Iterable[Any] | None) -> tuple[list[str] | None, list[Any] | None]:
-    """Return texts as strings or as batches."""
-    if isinstance(texts, str):
-        raise TypeError("texts must be a list of texts, got str; put one text in a list")
-    items = default_texts() if texts is None else list(texts)
-    return (items, None) if all(isinstance(item, str) for item in items) else (None, items)
 
 
 def _facts_of(subject: Subject, parts: list[Part]) -> dict[str, Any]:
