@@ -157,7 +157,8 @@ def read_pairs(
     if isinstance(source, Mapping) or not isinstance(source, Iterable) or iter(source) is iter(source):
         advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
         raise TypeError(f"source must be a file, or rows that can be read again, got a {name}; {advice}")
-    rows = source.to_dict("records") if hasattr(source, "iterrows") else source  # a data frame yields its columns
+    rows: Any = source
+    rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # a data frame yields its columns
     return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 

@@ -220,9 +220,9 @@ def compare_models(
 
 def _checked_row(row: Any, path: str | Path) -> dict[str, Any]:
     """Return a row, after refusing one of another schema."""
-    fields = row if isinstance(row, dict) else {}
+    fields: dict[str, Any] = row if isinstance(row, dict) else {}
     wrong = [name for name, types in FIELDS.items() if not isinstance(fields.get(name), types)]
     if wrong or row["schema"] != SCHEMA:
         advice = f"no report; compare --json writes one; wrong: {', '.join(wrong) or 'schema'}"
         raise ValueError(f"{path} must hold a row of {SCHEMA!r}, and {advice}")
-    return row
+    return fields

@@ -62,9 +62,8 @@ class Subject:
     @cached_property
     def on_text(self) -> TextAverage:
         """The attention on texts, in causal models without their first token."""
-        return text_average(
-            self.model, self.texts, tokenizer=self.tokenizer, **self._options("on_text"), progress=False
-        )
+        options = self._options("on_text")
+        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **options, progress=False)
 
     @property
     def first(self) -> int:
