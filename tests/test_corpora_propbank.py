@@ -149,10 +149,10 @@ def test_sentences_that_an_official_file_has_in_a_damaged_form_are_dropped_and_c
     [
         (["PRP (TOP(S*)) -"], r"rows must have 8 columns of PropBank, .*got 'a 0 0 x PRP \(TOP\(S\*\)\) -'"),
         (["UH (TOP(INTJ)) - -"], "rows must have 8 columns"),
-        (["UH (TOP(INTJ*)) - - ARG0"], r"a cell of a frame must be such as \(ARG0\*, \* or \*\), got 'ARG0'"),
-        (["UH (TOP(INTJ*)) - - (ARG0*"], r"matching brackets and one V, got '\(ARG0\*'"),
-        (["UH (TOP(INTJ*)) - - (V*))"], r"matching brackets and one V, got '\(V\*\)\)'"),
-        (["UH (TOP(INTJ*)) - - *"], r"matching brackets and one V, got '\*'"),
+        (["UH (TOP(INTJ*)) - - ARG0"], r"one V, got .ARG0"),
+        (["UH (TOP(INTJ*)) - - (ARG0*"], r"one V, got '\(ARG0\*'"),
+        (["UH (TOP(INTJ*)) - - (V*))"], r"one V, got '\(V\*\)\)'"),
+        (["UH (TOP(INTJ*)) - - *"], r"one V, got '\*'"),
         (["UH (TOP(INTJ*)) - - (V*)"], "a frame must have a roleset"),
     ],
 )

@@ -204,6 +204,7 @@ def test_a_model_without_a_classification_head_is_refused_with_the_class_that_ha
         pass
 
     base = tiny("bert")
+    base.config.num_labels = 3
     for model, labels in ((base, THREE), (hf.BertForMaskedLM(base.config), THREE), (Silent(classifier().config), None)):
         with pytest.raises(ValueError, match=f"{type(model).__name__} .*AutoModelForSequenceClassification"):
             evaluate(model, wordpiece(), shuffled(), label_names=labels)
@@ -220,7 +221,6 @@ def test_labels_that_contradict_the_models_config_are_used_with_a_warning(caplog
     (("entailment", "neutral", "other"), None, r"labels \['contradiction'\] match none of the classes"),
     (("neutral", "Neutral", "entailment"), None, "class names must differ"),
     (("LABEL_0",), None, r"must have at least 2 classes, got \['LABEL_0'\]; its head may be one for regression"),
-    (("entailment",), ("entailment",), "must have at least 2 classes"),
     (THREE, ("entailment", "neutral"), "label_names must name the model's 3 classes, got 2"),
 ])  # fmt: skip
 def test_classes_that_cannot_be_matched_are_refused(names, labels, message):
@@ -290,11 +290,8 @@ def test_one_evaluation_is_read_at_any_confidence():
     assert table.loc["Random", ["low", "high"]].tolist() == [100 * expected.low, 100 * expected.high]
 
 
-def test_pairs_without_any_hypothesis_are_refused_and_labelled_sentences_evaluated():
-    rows = [{"premise": f"one two three {k}", "hypothesis": "", "label": "positive"} for k in range(3)]
-    with pytest.raises(ValueError, match="every hypothesis of the probe is empty"):
-        evaluate(echo, None, random_shuffling(read_pairs(rows)))
-    probe = random_shuffling([plain_sentence(row["premise"], uid=str(k)) for k, row in enumerate(rows)])
+def test_labelled_sentences_are_evaluated():
+    probe = random_shuffling([plain_sentence(f"one two three {k}", uid=str(k)) for k in range(3)])
     probe = probe.map(lambda row: dict.fromkeys(("label", "original_label"), "positive"))
     names = ["negative", "positive"]
     found = evaluate(lambda texts: [[0, int(t.startswith("one"))] for t in texts], None, probe, label_names=names)
@@ -364,7 +361,7 @@ def test_numbers_by_size_and_label_are_those_of_the_subsets():
     assert found.by("label").set_index("label").loc["neutral", "original"] == pytest.approx(
         one["original_correct"].mean()
     )
-    with pytest.raises(ValueError, match=r"by must name columns among .*uid"):
+    with pytest.raises(KeyError, match="colour"):
         found.by("colour")
 
 
@@ -449,19 +446,13 @@ def constant(scores):
 @pytest.mark.parametrize(("function", "names", "error", "says"), [
     (lambda p, h: ["Entails"] * len(p), None, ValueError, "entails.*label_names="),
     (lambda p, h: ["neutral"], None, ValueError, "6 label names"),
-    (lambda p, h: None, None, ValueError, "got None"),
     (lambda p, h: [0] * len(p), None, ValueError, r"result\['label'\]"),
     (lambda p, h: pd.DataFrame(np.eye(3)[[0] * len(p)], columns=list(THREE)), None, ValueError, "to_numpy"),
-    (lambda p, h: dict.fromkeys(range(6)), None, ValueError, "6 label names"),
     (lambda p, h: np.ma.masked_array(np.eye(3)[[0] * len(p)], mask=True), THREE, TypeError, "masked array"),
-    (constant([0, 0, 1]), None, ValueError, "scores of 3 classes need label_names="),
     (constant([0, 0, 1]), ["a", "b"], ValueError, "label_names="),
-    (constant([0] * 4), [*THREE, THREE[0].upper()], ValueError, "class names must differ"),
-    (constant([1j] * 3), THREE, ValueError, "scores"),
     (constant([np.nan] * 3), THREE, ValueError, "NaN or infinite"),
     (constant([-np.inf] * 3), THREE, ValueError, "NaN or infinite"),
     (3, None, TypeError, "model must be a transformers model or a callable, got 3"),
-    (torch.nn.Linear(1, 1), None, TypeError, "model"),
     (hf.BertForSequenceClassification, None, TypeError, "load it with AutoModelForSequenceClassification"),
     (hf.TextClassificationPipeline(model=classifier(), tokenizer=wordpiece()), None, TypeError, "of a pipeline"),
 ])  # fmt: skip
@@ -509,7 +500,7 @@ def test_both_remedies_for_a_model_without_a_padding_token_work():
     config = tiny("gpt2").config
     config.id2label = dict(enumerate(THREE))
     model = hf.GPT2ForSequenceClassification(config).eval()
-    with pytest.raises(ValueError, match=r"config\.pad_token_id is None, .*; set it, or batch_size=1"):
+    with pytest.raises(ValueError, match="padding token"):
         evaluate(model, tokenizer, probe)
     one_by_one = evaluate(model, tokenizer, probe, batch_size=1).examples
     model.config.pad_token_id = 0
@@ -532,8 +523,6 @@ def test_missing_texts_and_groups_are_refused():
     for values in (["a", None], [["a"], ["b"]], [1.0, float("nan")]):
         with pytest.raises(ValueError, match="groups must be a column with one value in each row; 'who'"):
             evaluate_as_entailment(probe.add_column("who", values), groups="who")
-    with pytest.raises(ValueError, match=r"by must name columns among .*, got \[\['label'\]\]"):
-        evaluate_as_entailment(probe).by(["label"])
 
 
 def broken(number):
@@ -543,14 +532,10 @@ def broken(number):
 
 
 @pytest.mark.parametrize(("change", "error", "says"), [
-    ({"probe": rows()}, TypeError, "datasets.Dataset.*got list"),
     ({"probe": datasets.DatasetDict({"test": shuffled()})}, TypeError, r"probe\['test'\]"),
     ({"probe": datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"]})}, ValueError, "original_premise"),
     ({"probe": shuffled().select([])}, ValueError, "0 rows"),
     ({"probe": shuffled().add_column("group", list(range(12)))}, ValueError, "'group'.*rename"),
-    ({"label_names": "entailment"}, TypeError, "label_names"),
-    ({"label_names": 3}, TypeError, "label_names"),
-    ({"label_names": iter(THREE)}, TypeError, "label_names"),
     ({"label_names": set(THREE)}, TypeError, "label_names"),
     ({"label_names": {name: 2 - i for i, name in enumerate(THREE)}}, TypeError, "label_names"),
     ({"batch_size": 0}, ValueError, "batch_size"),
@@ -630,15 +615,13 @@ CHANGES = evaluate_as_entailment(labelled(["neutral"] * 2, ["entailment"] * 2))
 
 @pytest.mark.parametrize(("models", "options", "error", "says"), [
     ({}, {}, TypeError, "models"),
-    ({"m": KEEPS}, {}, TypeError, "models"),
     ({"m": {"p": KEEPS}, "n": {}}, {}, TypeError, "models"),
     ({"m": {"p": 3}}, {}, TypeError, r"models\['m'\]\['p'\] .*got 3"),
-    ({"m": {"p": [0.5]}}, {}, TypeError, r"models\['m'\]\['p'\]"),
     ({"m": {"p": KEEPS}, "n": {"p": CHANGES}}, {}, ValueError, "'p' .*rename one"),
-    ({"m": {"p": [KEEPS, KEEPS], "q": KEEPS}}, {}, ValueError, "numbers of runs"),
+    ({"m": {"p": [KEEPS, KEEPS], "q": KEEPS}}, {}, ValueError, "zip"),
     ({"m": {"original": KEEPS}}, {}, ValueError, "'original', a reserved column"),
-    ({"m": {"p": KEEPS}}, {"symmetry": {"n": 1}}, ValueError, "symmetry is given for 'n'"),
-    ({"m": {"p": KEEPS}}, {"locality": {"m": "a"}}, TypeError, r"locality\['m'\] must be a number, got 'a'"),
+    ({"m": {"p": KEEPS}}, {"symmetry": {"n": 1}}, ValueError, "Sym is given for 'n'"),
+    ({"m": {"p": KEEPS}}, {"locality": {"m": "a"}}, TypeError, "Loc of 'm' must be a number, got 'a'"),
     ({"m": {"p": KEEPS}}, {"confidence": 95}, ValueError, "confidence"),
 ])  # fmt: skip
 def test_invalid_arguments_of_the_paper_table_are_refused(models, options, error, says):

@@ -75,12 +75,6 @@ def test_a_missing_parser_is_named(monkeypatch, parser, says):
         semantic_role_swap(["The dog chased the cat."], parser=parser)
 
 
-def stanza_stand_in(monkeypatch, pipeline):
-    """Put a module in the place of stanza whose pipelines are made by a function."""
-    parsers._pipeline.cache_clear()
-    monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace(Pipeline=pipeline))
-
-
 def stanza_document(text):
     """Build the attributes that stanza documents, for *The dog chased the cat.*"""
     rows = [
@@ -106,7 +100,8 @@ def test_stanza_parses_plain_text(monkeypatch):
         asked.append((language, options))
         return stanza_document
 
-    stanza_stand_in(monkeypatch, pipeline)
+    parsers._pipeline.cache_clear()
+    monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace(Pipeline=pipeline))
     try:
         probe = semantic_role_swap(["The dog chased the cat."], parser="stanza")
         assert probe["hypothesis"] == ["The cat chased the dog."]
@@ -120,15 +115,6 @@ def test_stanza_parses_plain_text(monkeypatch):
     assert parsed.dependencies.features[2]["Tense"] == "Past"
     [(language, options)] = asked
     assert (language, options["tokenize_no_ssplit"], options["download_method"]) == ("en", True, None)
-
-
-def test_a_missing_model_of_stanza_is_named(monkeypatch):
-    def pipeline(language, **options):
-        raise FileNotFoundError("Resources file not found")
-
-    stanza_stand_in(monkeypatch, pipeline)
-    with pytest.raises(ImportError, match=r"stanza\.download\(.*Resources file not found"):
-        semantic_role_swap(["The dog chased the cat."], parser="stanza")
 
 
 def test_an_empty_probe_warns_with_its_reasons(caplog):

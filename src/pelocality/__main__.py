@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        texts = _lines_of(options.text) if options.text else None
+        texts = options.text.read_text(encoding="utf-8").splitlines() if options.text else None
         settings = {"texts": texts, "length": options.length, "words": options.words, "seed": options.seed}
         if options.command == "report":
             result = report(options.model, path=options.output, **settings)
@@ -49,19 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lines_of(path: Path) -> list[str]:
-    """Return the lines of a text.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: The file is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--text must name a text in UTF-8, got {path} ({error.reason})") from error
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("pelocality", description="What the positions of a model do, on one page.")
     parser.add_argument("--version", action="version", version=f"pelocality {__version__}")
@@ -71,22 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--length", type=int, help="tokens of texts and of repeated words (default: 64)")
     shared.add_argument("--words", type=int, default=32, help="how many words to repeat (default: %(default)s)")
     shared.add_argument("--seed", type=int, default=0, help="of words, directions and shuffles (default: 0)")
-    one = commands.add_parser(
-        "report",
-        parents=[shared],
-        help="one model: one HTML page that opens offline",
-        description="Write one HTML page on a model: what positions it runs, how local and symmetric its heads are, "
-        "sinks, classes of heads, influence over depth, each with its numbers and code. A small model takes a minute.",
-    )
+    page = "one model: one HTML page that opens offline, with numbers and code; a small model takes a minute"
+    one = commands.add_parser("report", parents=[shared], help=page, description=page)
     one.add_argument("model", metavar="MODEL", help=_MODEL)
     one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="page (default: %(default)s)")
     one.add_argument("--json", type=Path, metavar="FILE", help="write the numbers as well; the name ends in .json")
-    several = commands.add_parser(
-        "compare",
-        parents=[shared],
-        help="several models side by side: one table, one page, JSON",
-        description="Put models side by side: one page, and with --json a file per model that can be given again.",
-    )
+    atlas = "several models side by side: one table, one page, and with --json a file per model to give again"
+    several = commands.add_parser("compare", parents=[shared], help=atlas, description=atlas)
     several.add_argument("models", metavar="MODEL", nargs="+", help=f"{_MODEL}, or the .json of a model made before")
     several.add_argument("-o", "--output", type=Path, default=Path("atlas.html"), help="page (default: %(default)s)")
     several.add_argument("--json", type=Path, metavar="FOLDER", help="write a row of numbers per model")

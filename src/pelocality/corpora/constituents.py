@@ -16,10 +16,8 @@ _NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # tags of traces, of 
 # Some treebanks do not tag traces as -NONE-: (NP-SBJ *con*), (ADVP *T*-1), (C 0), (WNP 0).
 _TRACE = re.compile(r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|W[A-Z]+P)(?:[-=]\S+)? 0")
 _PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
-_TAGS = (
-    "CC CD DT EX FW HYPH IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG VBN"
-)
-_TAGS += " VBP VBZ WDT WP WP$ WRB WHADJP WHADVP WHNP WHPP . , : $ # `` '' -LRB- -RRB- -NONE-"
+_TAGS = "CC CD DT EX FW HYPH IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG"
+_TAGS += " VBN VBP VBZ WDT WP WP$ WRB WHADJP WHADVP WHNP WHPP . , : $ # `` '' -LRB- -RRB- -NONE-"
 _LABELS = frozenset(f"{_PHRASES} {_TAGS}".split())
 _BINARY = "a tree must label each node and word, got {!r}; of a binary parse take the labelled one, sentence1_parse"
 
@@ -92,10 +90,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
         elif word and not closes:
             raise SeveralWordsError(_BINARY.format(bracketed.strip()[:60]))
-        elif other or (not label and (words or any(phrase[2] for phrase in found))):
+        elif other or (closes and label) or (not label and (words or any(phrase[2] for phrase in found))):
             raise ValueError(_BINARY.format(bracketed.strip()[:60]))
-        elif closes and label:
-            raise ValueError(f"each node of a tree must hold a word or nodes, '({label})' is empty; a word needs a tag")
         elif not closes:
             unclosed.append([len(words), 0, label])
             found.append(unclosed[-1])

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -60,7 +59,7 @@ class Corpus(Generic[T]):
         line, content = record
         try:
             return self.read(content, f"{self._short_name}:{line}")
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
     def __iter__(self) -> Iterator[T]:
@@ -90,9 +89,6 @@ class Corpus(Generic[T]):
 
 def file_corpus(path: Any, records: Callable[[Path], Iterator[Record]], read: Read[T]) -> Corpus[T]:
     """Return the corpus of a file, which must exist."""
-    if not isinstance(path, str | os.PathLike):
-        advice = "read_pairs reads the rows of a Dataset, a data frame or a list, and read_texts a list of texts"
-        raise TypeError(f"path must be the name of a file, got a {type(path).__name__}; {advice}")
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}; read_texts takes texts in a list")
     return Corpus(str(path), functools.partial(records, Path(path)), read)

@@ -4,7 +4,7 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -66,28 +66,22 @@ def _suffix(path: str | Path) -> str:
 
 def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
     row = json_object(row) if isinstance(row, str) else row
-    if row.get("gold_label") is None:
+    label = row.get("gold_label")
+    if label is None or label.strip() in MISSING_LABELS:
         return NO_GOLD_LABEL
-    label = field(row, "gold_label", str, "a text, '-' where there is none").strip()
-    if label in MISSING_LABELS:
-        return NO_GOLD_LABEL
-    texts = {name: field(row, name, str, "a text") for name in ("sentence1", "sentence2")}
-    parses = {name: field(row, f"{name}_parse", str, "a bracketed tree") for name in texts}
     uid = identifier(row, "pairID") if row.get("pairID") not in (None, "") else where
     sides = []
     for name, side in (("sentence1", "premise"), ("sentence2", "hypothesis")):
         try:
-            aligned = _parsed(parses[name], texts[name])
+            aligned = _parsed(field(row, f"{name}_parse"), field(row, name))
         except SeveralWordsError:
             return Dropped("a node of the parse holds several words")
-        except ValueError as error:
-            raise ValueError(f"field '{name}_parse' does not parse: {error}") from error
         if aligned is None:  # a text made from the parse would not be the text of the corpus
             return Dropped("text and parse disagree")
         words, spaces, constituents = aligned
         constituents = replace(constituents, source=f"{name}_parse of {where}")
         sides.append(Sentence(words, spaces, f"{uid}/{side}", "en", constituents=constituents, source=where))
-    return Pair(sides[0], sides[1], label, uid, where)
+    return Pair(sides[0], sides[1], label.strip(), uid, where)
 
 
 @functools.lru_cache(maxsize=16)  # three pairs in a row of SNLI have the same premise
@@ -147,11 +141,12 @@ def read_pairs(
     declared = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     if label_names is not None and not are_names_in_order(label_names):
         raise TypeError(f"label_names must be a list of names, got {brief(label_names)}")
-    _check_parser(parser)
     names = declared if label_names is None else list(label_names)  # [0] of a series is the row with the index 0
     if names and declared and names != declared and sorted(names) == sorted(declared):
         logger.warning("label_names= orders the labels %s, the dataset %s; label_names= is used", names, declared)
-    read = _PairReader(premise, hypothesis, label, uid, parser, names, language_code(language))
+    fields, code = (premise, hypothesis, label, uid), language_code(language)
+    parser = parser or _without_structure
+    read = functools.partial(_read_pair, names=fields, parser=parser, labels=names, language=code)
     if isinstance(source, str | Path):
         records = dict.fromkeys((".jsonl", ".json"), json_lines)
         records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
@@ -167,30 +162,22 @@ def read_pairs(
     return Corpus(name, functools.partial(enumerate, rows, 1), read)
 
 
-@dataclass(frozen=True)
-class _PairReader:
-    """Function from a row, or a line of JSON, to a pair; the first four are names of fields."""
-
-    premise: str
-    hypothesis: str
-    label: str | None
-    uid: str | None
-    parser: Parser | None
-    label_names: Sequence[str] | None
-    language: str
-
-    def __call__(self, row: Any, where: str) -> Pair | Dropped:
-        row = json_object(row) if isinstance(row, str) else row
-        if not isinstance(row, Mapping):  # a formatted dataset yields tables
-            raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
-        advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
-        label = _label(field(row, self.label, object, "a label", advice), self.label_names) if self.label else None
-        if self.label and label is None:
-            return NO_GOLD_LABEL
-        texts = [field(row, name, str, "a text", advice) for name in (self.premise, self.hypothesis)]
-        uid = identifier(row, self.uid) if self.uid else where
-        first, second = parsed(self.parser or _without_structure, texts, self.language)
-        return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
+def _read_pair(
+    row: Any, where: str, names: Sequence[Any], parser: Parser, labels: Sequence[str] | None, language: str
+) -> Pair | Dropped:
+    """Return the pair of a row, or of a line of JSON, by the names of four fields; label and uid may be None."""
+    row = json_object(row) if isinstance(row, str) else row
+    if not isinstance(row, Mapping):  # a formatted dataset yields tables
+        raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
+    *sides, label_field, uid_field = names
+    advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
+    label = _label(field(row, label_field, object, advice), labels) if label_field else None
+    if label_field and label is None:
+        return NO_GOLD_LABEL
+    texts = [field(row, name, str, advice) for name in sides]
+    uid = identifier(row, uid_field) if uid_field else where
+    first, second = parsed(parser, texts, language)
+    return Pair(replace(first, uid=f"{uid}/premise"), replace(second, uid=f"{uid}/hypothesis"), label, uid, where)
 
 
 def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, language: str = "") -> Corpus[Sentence]:
@@ -214,7 +201,6 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
         >>> [sentence.words for sentence in read_texts(["A cat naps.", "It's old."])]
         [('A', 'cat', 'naps', '.'), ("It's", 'old', '.')]
     """
-    _check_parser(parser)
     read = functools.partial(_read_text, parser=parser or _without_structure, language=language_code(language))
     if isinstance(texts, str | Path):
         return file_corpus(texts, text_lines, read)
@@ -225,14 +211,7 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
 
 
 def _read_text(text: Any, where: str, parser: Parser, language: str) -> Sentence | Dropped:
-    if not isinstance(text, str):
-        raise ValueError(f"a text must be a string, got {brief(text)}")
     return replace(parsed(parser, [text.strip()], language)[0], uid=where) if text.strip() else Dropped("empty text")
-
-
-def _check_parser(parser: Any) -> None:
-    if parser is not None and not callable(parser):
-        raise TypeError(f"parser must be callable, such as SpacyParser(), got {brief(parser)}")
 
 
 def parsed(parser: Parser, texts: Sequence[str], language: str) -> list[Sentence]:
@@ -258,13 +237,10 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if names is None or number not in range(len(names)):
+    named = {form: name for i, name in enumerate(names or ()) for form in (str(i), f"{i}.0")}
+    if text not in named:
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
-    return names[int(number)]
+    return named[text]
 
 
 def are_names_in_order(value: Any) -> bool:

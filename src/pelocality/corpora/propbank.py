@@ -68,9 +68,7 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
     if words is not None and (not isinstance(words, Iterable) or iter(words) is iter(words)):
         raise TypeError(f"words must be a corpus or a list of sentences, got {type(words).__name__}")
     return file_corpus(
-        path,
-        functools.partial(_blocks, words=words),
-        functools.partial(_read_block, language=language_code(language)),
+        path, functools.partial(_blocks, words=words), functools.partial(_read_block, language=language_code(language))
     )
 
 
@@ -79,11 +77,9 @@ def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     lines: list[int] = []
     blocks: list[_Block] = []
     frames = slice(_FRAMES, None)
-    for is_comment, group in itertools.groupby(
-        text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"
-    ):
+    for comment, group in itertools.groupby(text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"):
         numbers, texts = zip(*group, strict=True)
-        if is_comment:
+        if comment:
             frames = slice(_CONLL_FRAMES, -1) if any(text.startswith("#begin") for text in texts) else frames
             continue
         lines.append(numbers[0])
@@ -182,15 +178,14 @@ def _frame(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Fra
     spans: list[Argument] = []
     opened: list[tuple[str, int]] = []
     for place, cell in enumerate(column):
-        if not _CELL.fullmatch(cell):
-            raise ValueError(f"a cell of a frame must be such as (ARG0*, * or *), got {cell!r}")
         opened += [(role, place) for role in re.findall(r"\(([^(*]+)", cell)]
         for _ in range(min(cell.count(")"), len(opened))):
             role, start = opened.pop()
             spans.append(Argument(role, start, place + 1))
     verbs = [(span.start, span.end) for span in spans if span.role == "V"]
-    if opened or sum(cell.count(")") for cell in column) != len(spans) or len(verbs) != 1:
-        raise ValueError(f"a column of a frame must have matching brackets and one V, got {' '.join(column)!r}")
+    closed = sum(cell.count(")") for cell in column)
+    if opened or closed != len(spans) or len(verbs) != 1 or not all(map(_CELL.fullmatch, column)):
+        raise ValueError(f"a column of a frame must have cells (ARG0*, * or *), and one V, got {' '.join(column)!r}")
     # The roleset is in the row of a word of the verb. If no such row has one, columns have the order of rolesets.
     own = [row for row in rows[slice(*verbs[0])] if row[_ROLESET] != "-"]
     named = own[:1] or [row for row in rows if row[_ROLESET] != "-"][number : number + 1]

@@ -20,9 +20,7 @@ _DASH_OR_ELLIPSIS = re.compile(r"---?|[–—]|\.{2,}|…")
 # No space follows an opening token, and no space precedes a closing one, in English treebanks.
 _OPENING = re.compile(r"[(\[{<]|[A-Z]*[$#£€]")
 _CLOSING = re.compile(r"[,.;:!?%)\]}>]|[!?]{2,}|\.{2,}|…|n['’]t|['’](?:s|m|d|ll|re|ve|em|n)?", re.IGNORECASE)
-_HALVES = frozenset(
-    {"can not", "gon na", "wan na", "got ta", "gim me", "lem me", "d' ye", "more 'n", "'t is", "'t was"}
-)
+_HALVES = {"can not", "gon na", "wan na", "got ta", "gim me", "lem me", "d' ye", "more 'n", "'t is", "'t was"}
 _ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _ESCAPES |= {"\\/": "/", "\\*": "*"}
 _QUOTES_IN_TREES = {"``": '"', "''": '"', "`": "'"}
@@ -111,8 +109,6 @@ def spaces_by_rule(tokens: Sequence[str], tags: Sequence[str] | None = None) -> 
         >>> spaces_by_rule(["He", "said", ",", '"', "Go", ".", '"'])
         (' ', '', ' ', '', '', '', '')
     """
-    if tags and len(tags) != len(tokens):
-        raise ValueError(f"tags must be one per token ({len(tokens)}), got {len(tags)}")
     opens = _quote_sides(tokens, tags)
     spaces = []
     for i, (left, right) in enumerate(itertools.pairwise(tokens)):

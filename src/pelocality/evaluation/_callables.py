@@ -3,13 +3,11 @@
 from reprlib import repr as brief
 from typing import Any
 
-import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 from transformers import Pipeline
 
-from pelocality._checks import check_unmasked
+from pelocality._checks import check_unmasked, real_numbers
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -29,11 +27,6 @@ def name_of(model: Any) -> str:
 
 
 def array_of(scores: Any) -> NDArray[Any]:
-    """Return scores, which may be a list of tensors, as an array; those of torch in float64: numpy has no bfloat16."""
+    """Return scores, which may be a tensor or a list of tensors, as an array of real numbers."""
     check_unmasked("scores", scores)
-    if isinstance(scores, list) and scores and all(isinstance(score, torch.Tensor) for score in scores):
-        scores = torch.stack(scores)
-    if isinstance(scores, torch.Tensor):
-        scores = scores.detach().cpu()
-        scores = scores.double() if scores.is_floating_point() else scores
-    return np.asarray(scores)
+    return real_numbers("scores", scores)

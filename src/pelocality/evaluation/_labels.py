@@ -20,7 +20,8 @@ def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
     if len(configured) < 2:
         raise ValueError(f"model must have at least 2 classes, got {configured}; its head may be one for regression")
     if label_names is None and any(_PLACEHOLDER.fullmatch(name) for name in configured):
-        raise ValueError(f"the model's classes {configured} match no labels; pass label_names= in their order")
+        advice = "pass label_names= in their order, or load the model with AutoModelForSequenceClassification"
+        raise ValueError(f"the model's classes {configured} have no names; {advice}")
     names = given_names(configured if label_names is None else label_names)
     if len(names) != len(configured):
         raise ValueError(f"label_names must name the model's {len(configured)} classes, got {len(names)}: {names}")

@@ -8,12 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
-)
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count, on_float64_device
@@ -22,7 +16,6 @@ from pelocality.evaluation import _labels
 from pelocality.evaluation._callables import array_of
 from pelocality.models.sequence_model import SequenceModel
 
-_WITHOUT_CLASSES = (MODEL_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 Texts = tuple[str, ...]  # (premise, hypothesis), or one sentence
 Prediction = tuple[str, float]  # the class, and its probability where known
 
@@ -38,14 +31,9 @@ class Classifier:
         batch_size: int,
         max_length: int | None,
     ) -> None:
-        _check_head(model)
         self.sequence_model = SequenceModel(model)
-        config = self.sequence_model.with_head.config
-        self.classes = _labels.class_names(config, label_names)
+        self.classes = _labels.class_names(self.sequence_model.with_head.config, label_names)
         check_tokenizer(tokenizer)
-        if batch_size > 1 and config.get_text_config().pad_token_id is None:
-            advice = "classifiers with a causal model then read one text at a time; set it, or batch_size=1"
-            raise ValueError(f"model.config.pad_token_id is None, and {advice}")
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
@@ -92,17 +80,6 @@ class Classifier:
         return logits.cpu()
 
 
-def _check_head(model: Any) -> None:
-    """Refuse the classes of transformers that have no head, or one that predicts tokens.
-
-    A wrapper, or a class that extends one of these, may have a head of its own; the shape of its logits shows it.
-    """
-    name = type(model).__name__
-    if isinstance(model, PreTrainedModel) and any(name in names.values() for names in _WITHOUT_CLASSES):
-        advice = "load it with AutoModelForSequenceClassification"
-        raise ValueError(f"model must have a classification head, {name} has none; {advice}")
-
-
 class CallableClassifier:
     """A callable that returns the names of classes, or their scores, for columns of texts."""
 
@@ -118,7 +95,8 @@ class CallableClassifier:
         """Return the class of each text, in order; the probability is unknown."""
         returned = self.function(*(list(column) for column in zip(*texts, strict=True)))
         advice = "of a data frame return .to_numpy(), of a pipeline [result['label'] for result in results]"
-        wanted = f"model must return {len(texts)} label names, or scores of texts, got {brief(returned)}; {advice}"
+        wanted = f"model must return {len(texts)} label names, or scores, whose classes are the label_names="
+        wanted += f" ({self.classes}), got {brief(returned)}; {advice}"
         # iterating over a table would give the names of columns
         is_table = isinstance(returned, Mapping) or hasattr(returned, "iterrows")
         if is_table or not hasattr(returned, "__len__") or len(returned) != len(texts):
@@ -130,10 +108,8 @@ class CallableClassifier:
                 raise ValueError(f"model predicted {unknown}, not among {sorted(self.names)}; pass label_names=")
             return [(name, float("nan")) for name in names]
         scores = array_of(returned)
-        if scores.ndim != 2 or scores.dtype.kind not in "iuf":
+        if self.classes is None or scores.shape != (len(texts), len(self.classes)):
             raise ValueError(wanted)
-        if self.classes is None or scores.shape[1] != len(self.classes):
-            raise ValueError(f"scores of {scores.shape[1]} classes need label_names= to name them, got {self.classes}")
         if not np.isfinite(scores.max(1)).all():
             raise ValueError("model returned scores that are NaN or infinite; check its weights and precision")
         return [(self.classes[row.argmax()], float("nan")) for row in scores]

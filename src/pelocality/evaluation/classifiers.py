@@ -178,8 +178,6 @@ def _predictions(
     versions = [list(zip(*(columns[f"{prefix}{name}"] for name in texts), strict=True)) for prefix in _VERSIONS]
     unique = list(dict.fromkeys(itertools.chain(*versions)))
     check_texts("texts of the probe", itertools.chain(*unique))
-    if len(texts) == 2 and not any(hypothesis.strip() for _, hypothesis in unique):
-        raise ValueError("every hypothesis of the probe is empty; build the probe from sentences")
     part, predictions = part_of_process(unique), []
     with failing_together():
         for start in tqdm(range(0, len(part), _CHUNK), desc="evaluate", delay=3, disable=not progress):

@@ -19,13 +19,7 @@ from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, check_texts, in_groups, scalar_columns
-from pelocality.evaluation.likelihood import (
-    LOADERS,
-    has_head,
-    log_likelihood,
-    pseudo_log_likelihood,
-    refuse_two_texts,
-)
+from pelocality.evaluation.likelihood import LOADERS, has_head, log_likelihood, pseudo_log_likelihood, refuse_two_texts
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.statistics import Estimate, proportion_over_groups
 
@@ -73,7 +67,8 @@ class MinimalPairEvaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
+            KeyError: An unknown column.
+            ValueError: No column, one with the name of a number, or a confidence outside (0, 1).
         """
         return by_columns(self.examples, columns, lambda rows: _numbers(rows, confidence))
 
@@ -177,7 +172,7 @@ def _scores(
             raise TypeError("score is for transformers models; pass a callable without score=")
         name, found = name_of(model), model(texts)
     values = array_of(found)
-    if values.shape != (len(texts),) or values.dtype.kind not in "biuf":
+    if values.shape != (len(texts),):
         raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {brief(found)}")
     if np.isnan(values).any():
         text = texts[int(np.isnan(values).argmax())]

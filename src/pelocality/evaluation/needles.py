@@ -24,7 +24,6 @@ from pelocality.models.sequence_model import ROUNDING, SequenceModel, largest_di
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups
 
 Scorer = Callable[[str, str, list[str]], Any]
-_NEEDED = ("context", "question", "answers", "label", "kind", "length", "depth", "uid")
 _ADDED = ("prediction", "correct", "score", "margin")
 _CELL = ("kind", "length", "depth")
 
@@ -69,7 +68,8 @@ class NeedleEvaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
+            KeyError: An unknown column.
+            ValueError: No column, one with the name of a number, or a confidence outside (0, 1).
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:
@@ -106,11 +106,11 @@ class NeedleEvaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: Other items, an unknown column, or a confidence outside (0, 1).
+            KeyError: An unknown column.
+            ValueError: Other items, or a confidence outside (0, 1).
         """
-        same = [*_CELL, "uid", "label"]
-        if "item" in self.examples and "item" in other.examples:  # a table that was saved without is compared without
-            same.append("item")
+        # a table that was saved without "item" is compared without
+        same = [name for name in (*_CELL, "uid", "label", "item") if name in self.examples and name in other.examples]
         if not self.examples[same].equals(other.examples[same]):
             raise ValueError("other must be an evaluation of the same items in the same order")
         gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)
@@ -152,7 +152,8 @@ def evaluate_needles(
 
     Raises:
         TypeError: Items that are not a ``datasets.Dataset``, or a model that is neither.
-        ValueError: No items, or items without a column; a model that sees later tokens or has too few positions;
+        KeyError: Items without a column.
+        ValueError: A model that sees later tokens or has too few positions;
             answers that begin with the same token; scores that are NaN, or a wrong number of scores.
 
     Examples:
@@ -164,9 +165,6 @@ def evaluate_needles(
         [['needle', 0.2], ['no needle', 0.2], ['unique answer', 1.0]]
     """
     check_dataset("items", items)
-    missing = [name for name in _NEEDED if name not in items.column_names]
-    if missing or not len(items):
-        raise ValueError(f"items must be rows of needle_items, got {f'no {missing}' if missing else 'none'}")
     frame = scalar_columns(items, "items", ("context", "question", "provenance"), _ADDED)
     if isinstance(model, nn.Module | SequenceModel):
         known = SequenceModel.of(model)
@@ -244,15 +242,13 @@ class _Likelihood:
                     self.caches, cache = False, None
                     self.read.cache_clear()
                 self.proved = True
-            if cache is None:
-                logits = self._run([*ids, *added], use_cache=False).logits
-            else:
-                logits = self._run(added, past_key_values=copy.deepcopy(cache)).logits
+            more = {} if cache is None else {"past_key_values": copy.deepcopy(cache)}
+            logits = self._run([*ids, *added] if cache is None else added, **more).logits
         return on_float64_device(logits[0, -1]).double().log_softmax(-1).cpu()
 
     def _continues(self, ids: Sequence[int], added: Sequence[int], cache: Any) -> bool:
         """Return whether the model computes the same after a cache as from the whole input."""
-        whole = self._run([*ids, *added], use_cache=False).logits[:, -1]
+        whole = self._run([*ids, *added]).logits[:, -1]
         try:
             cached = self._run(added, past_key_values=copy.deepcopy(cache)).logits[:, -1]
         except Exception:  # some models continue by one token only
@@ -277,10 +273,7 @@ class _Likelihood:
 
     def _run(self, ids: Sequence[int], **options: Any) -> Any:
         """Run the model on one row of token ids."""
-        more = {**self.options, **options}
-        if not self.model.reads("use_cache", with_head=True):
-            more.pop("use_cache", None)
-        return self.model.given(input_ids=torch.tensor([ids], device=self.model.device), **more)
+        return self.model.given(input_ids=torch.tensor([ids], device=self.model.device), **self.options, **options)
 
     def _added(self, before: str, text: str) -> list[int]:
         """Return the ids that a text adds after another."""

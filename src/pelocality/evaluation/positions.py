@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_confidence, check_tokenizer, count, on_float64_device
+from pelocality._checks import check_tokenizer, count, on_float64_device
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import name_of
 from pelocality.evaluation.likelihood import check_causal, logits_of, refuse_two_texts
@@ -55,7 +55,6 @@ class LossByPosition(DisplayMixin):
             TypeError: ``per_doubling`` is not an integer, or the confidence not a number.
             ValueError: ``per_doubling`` below 1, or a confidence outside (0, 1).
         """
-        check_confidence(confidence)
         longest = self.losses.shape[1]
         firsts = list(range(1, longest + 1))
         if per_doubling is not None:
@@ -167,18 +166,14 @@ def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
         raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
     for text in texts:
         if isinstance(text, str):
-            if tokenizer is None:
-                raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
             check_tokenizer(tokenizer)
             encoded = tokenizer(text, truncation=False, verbose=False, return_special_tokens_mask=True)
             ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
             while len(ids) > 1 and special[-1]:
                 ids, special = ids[:-1], special[:-1]
             yield ids
-        elif isinstance(text, Mapping) and "input_ids" in text:
-            yield from _rows_of_batch(text)
         else:
-            raise TypeError(f"texts must hold strings or mappings with input_ids, got {type(text).__name__}")
+            yield from _rows_of_batch(text)
 
 
 def _rows_of_batch(batch: Mapping[str, Any]) -> Iterator[list[int]]:

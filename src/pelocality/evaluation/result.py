@@ -6,12 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from pelocality._checks import check_choice, check_confidence
+from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._columns import by_columns, in_groups
 from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups, sign_flip
 
-NO_LABELS = Estimate(float("nan"), float("nan"), float("nan"))
 _ESTIMATES = ("original", "perturbed", "difference", "agreement")
 _COLUMNS = {"original": "original_correct", "perturbed": "correct", "agreement": "agrees"}
 
@@ -100,9 +99,8 @@ class Evaluation(DisplayMixin):
             ValueError: Another name, or a confidence outside (0, 1).
         """
         check_choice("name", name, _ESTIMATES)
-        check_confidence(confidence)
         if not self.labelled and name != "agreement":
-            return NO_LABELS
+            return Estimate(float("nan"), float("nan"), float("nan"))
         if name == "difference":
             return mean_over_groups(self._change, self.examples["group"], confidence)
         return proportion_over_groups(self.examples[_COLUMNS[name]].astype(bool), self.examples["group"], confidence)
@@ -120,7 +118,8 @@ class Evaluation(DisplayMixin):
 
         Raises:
             TypeError: A confidence that is not a number.
-            ValueError: No column, an unknown one, one with the name of a number, or a confidence outside (0, 1).
+            KeyError: An unknown column.
+            ValueError: No column, one with the name of a number, or a confidence outside (0, 1).
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:

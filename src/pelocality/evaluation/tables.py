@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pelocality._checks import check_confidence, number
+from pelocality._checks import number
 from pelocality._display import DisplayMixin
 from pelocality.evaluation.result import Evaluation
 from pelocality.statistics import Estimate, mean_over_runs, proportion_over_groups
@@ -128,24 +128,22 @@ def paper_table(
         | --- | ---: | ---: |
         | first letter | 60.0 | 0.0 |
     """
-    check_confidence(confidence)
-    metrics = {"symmetry": symmetry or {}, "locality": locality or {}}
     probes_of = list(models.values()) if isinstance(models, Mapping) else []
     if not probes_of or not all(isinstance(probes, Mapping) and probes for probes in probes_of):
         raise TypeError(f"models must be evaluations by name, {{model: {{probe: evaluation}}}}, got {brief(models)}")
     rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
-    for column, (metric, given) in zip(METRICS, metrics.items(), strict=True):
-        for model, value in given.items():
+    for column, values in zip(METRICS, (symmetry, locality), strict=True):
+        for model, value in (values or {}).items():
             if model not in models:
-                raise ValueError(f"{metric} is given for {model!r}, which is not among {', '.join(models)}")
-            percent = 100 * number(f"{metric}[{model!r}]", value)
+                raise ValueError(f"{column} is given for {model!r}, which is not among {', '.join(models)}")
+            percent = 100 * number(f"{column} of {model!r}", value)
             rows.append({"part": 0, "model": model, "column": column, "value": percent, "runs": 1})
     for model, probes in models.items():
         runs = {name: _evaluations(model, name, found) for name, found in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
             chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
             if chosen:
-                rows.append({"part": part, "model": model, "column": column} | _originals(model, chosen, confidence))
+                rows.append({"part": part, "model": model, "column": column} | _originals(chosen, confidence))
             for name, found in chosen.items():
                 numbers = _over_runs([run.estimate("difference", confidence) for run in found], confidence, least=-1)
                 rows.append({"part": part, "model": model, "column": name} | numbers)
@@ -167,11 +165,8 @@ def _evaluations(model: str, name: str, found: Runs) -> list[Evaluation]:
     return runs
 
 
-def _originals(model: str, probes: Mapping[str, Sequence[Evaluation]], confidence: float) -> dict[str, float]:
-    """Return the accuracy on all originals that any of the probes perturbs, over runs."""
-    runs = {name: len(found) for name, found in probes.items()}
-    if len(set(runs.values())) > 1:
-        raise ValueError(f"models[{model!r}] has probes of different numbers of runs, {runs}; give as many of each")
+def _originals(probes: Mapping[str, Sequence[Evaluation]], confidence: float) -> dict[str, float]:
+    """Return the accuracy on all originals that any of the probes perturbs, over runs, of which all have as many."""
     found = []
     for evaluations in zip(*probes.values(), strict=True):
         originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")

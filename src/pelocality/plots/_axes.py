@@ -21,18 +21,9 @@ if TYPE_CHECKING:
 _DASHES, _MARKERS = ("-", "--", "-.", ":"), "os^DvPX<>*phd"  # 4 and 13 have no common divisor: 52 pairs
 
 
-def require_matplotlib() -> None:
-    """Raise an ImportError that says what to install, if matplotlib is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("plots and pages need matplotlib: pip install matplotlib") from error
-
-
 def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> tuple[Figure, Axes]:
     """Return the given or new axes with their title set, and their figure."""
     if ax is None:
-        require_matplotlib()
         import matplotlib.pyplot as plt
 
         _, ax = plt.subplots(figsize=size, layout="constrained")
@@ -46,15 +37,7 @@ def figure_and_axes(ax: Axes | None, size: tuple[float, float], title: str) -> t
 def as_array(name: str, values: Any) -> np.ndarray:
     """Return an argument, a tensor or lists of numbers or of tensors, as an array."""
     check_unmasked(name, values, "set masked entries to NaN, which is drawn as hatching")
-    if isinstance(values, list | tuple):
-        values = [as_array(name, each) for each in values]
-    try:
-        return real_numbers(name, values).astype(float)
-    except TypeError as error:
-        advice = "for a result, give one of its tensors, such as result.share"
-        if isinstance(values, Mapping) and values:
-            advice = f"draw one of several, {name}[{next(iter(values))!r}], or all by comparison"
-        raise TypeError(f"{error}; {advice}") from error
+    return real_numbers(name, values).astype(float)
 
 
 def attention_of(value: Any, length: int) -> Any:
@@ -114,12 +97,7 @@ def draw_lines(
 
 
 def draw_by_distance(
-    ax: Axes | None,
-    title: str,
-    lines: Mapping[str, tuple[Any, Any]],
-    xlabel: str,
-    ylabel: str,
-    scale: str = "linear",
+    ax: Axes | None, title: str, lines: Mapping[str, tuple[Any, Any]], xlabel: str, ylabel: str, scale: str = "linear"
 ) -> tuple[Figure, Axes]:
     """Draw values by distance, given by name, from 0 on unless the scale is "log"."""
     fig, ax = draw_lines(ax, title, lines, xlabel, ylabel)
@@ -168,6 +146,16 @@ def size_in_inches(ax: Axes) -> tuple[float, float]:
     """Return the approximate width and height of the axes, in inches."""
     box = ax.get_window_extent()
     return box.width / ax.figure.dpi, box.height / ax.figure.dpi
+
+
+def label_cells(
+    ax: Axes, xlabel: str, columns: Sequence[int | str], ylabel: str, rows: Sequence[int | str], room: float = 0.22
+) -> None:
+    """Name the axes of an image, and as many of its columns and rows as have room, which for columns is in inches."""
+    width, height = size_in_inches(ax)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_xticks(*ticks_that_fit(columns, width, room))
+    ax.set_yticks(*ticks_that_fit(rows, height))
 
 
 def ticks_that_fit(names: Sequence[int | str], inches: float, room: float = 0.22) -> tuple[range, list[str]]:

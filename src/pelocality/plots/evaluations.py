@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pelocality._checks import check_choice, count
-from pelocality.plots._axes import draw_by_distance, draw_image, draw_lines, draw_numbers, figure_and_axes
+from pelocality.plots._axes import draw_by_distance, draw_image, draw_lines, draw_numbers, figure_and_axes, label_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,9 +143,8 @@ def needles(
     fig, ax = figure_and_axes(ax, (1.8 + 0.6 * grid.shape[1], 1.4 + 0.45 * len(grid)), title)
     draw_image(ax, grid.to_numpy(), "share found", vmin=0, vmax=1, aspect="auto")
     draw_numbers(ax, grid.to_numpy())
-    ax.set(xlabel="depth of the needle (0 begins the context)", ylabel="length (tokens)")
-    ax.set_xticks(range(grid.shape[1]), [f"{depth:g}" for depth in grid.columns])
-    ax.set_yticks(range(len(grid)), [str(length) for length in grid.index])
+    depths = [f"{depth:g}" for depth in grid.columns]
+    label_cells(ax, "depth of the needle (0 begins the context)", depths, "length (tokens)", list(grid.index))
     return fig, ax
 
 
@@ -170,7 +169,7 @@ def loss_by_position(
     Raises:
         ImportError: Matplotlib is missing.
         TypeError: ``per_doubling`` is not an integer.
-        ValueError: Nothing to draw, or ``per_doubling`` below 1.
+        ValueError: ``per_doubling`` below 1.
 
     Examples:
         >>> import torch
@@ -180,8 +179,6 @@ def loss_by_position(
         'loss (nats a token)'
     """
     named = dict(results) if isinstance(results, Mapping) else {"": results}
-    if not named:
-        raise ValueError("results is empty; give at least one by name")
     lines = {}
     for name, result in named.items():
         frame = result.to_frame(per_doubling)

@@ -64,7 +64,7 @@ def head_grid(
         ImportError: Matplotlib is missing.
         TypeError: Values that are none of these.
         ValueError: Not two axes, nothing to draw, another number of layers, an unknown metric, a metric of numbers, or
-            limits that are not two numbers in order.
+            limits in another order.
 
     Examples:
         >>> import torch
@@ -78,14 +78,9 @@ def head_grid(
     finite = grid[np.isfinite(grid)]
     ends = (finite.min(), finite.max()) if finite.size else (0, 1)
     low, high = map(float, ends if limits is None else limits)
-    if not low <= high:
-        raise ValueError(f"limits must be the smallest and the largest value, in this order, got {limits}")
     axes.draw_image(ax, np.clip(grid, low, high), label or column, vmin=low, vmax=high, aspect="auto")
-    width, height = axes.size_in_inches(ax)
     axes.draw_numbers(ax, grid)
-    ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*axes.ticks_that_fit(range(heads), width))
-    ax.set_yticks(*axes.ticks_that_fit(layers, height))
+    axes.label_cells(ax, "head", range(heads), "layer", layers)
     return fig, ax
 
 
@@ -125,12 +120,9 @@ def bands(
     grid = frame.pivot_table(column, rows, "band", "mean")
     fig, ax = axes.figure_and_axes(ax, (6.0, 1.4 + 0.16 * len(grid)), title)
     axes.draw_image(ax, grid.to_numpy(dtype=float), column.replace("_", " "), aspect="auto")
-    width, height = axes.size_in_inches(ax)
     turns = frame.groupby("band")["wavelength"].median()
     waves = [f"{t / 1e3:.0f}k" if 1e4 <= t < np.inf else axes.short_number(t) for t in turns]
-    ax.set(xlabel="wavelength (tokens)", ylabel=rows)
-    ax.set_xticks(*axes.ticks_that_fit(waves, width, 0.5))
-    ax.set_yticks(*axes.ticks_that_fit(list(grid.index), height))
+    axes.label_cells(ax, "wavelength (tokens)", waves, rows, list(grid.index), 0.5)
     return fig, ax
 
 
@@ -179,9 +171,7 @@ def head_classes(
         label = f"{name} ({sign}): {len(places)}" if sign else f"{name}: {len(places)}"
         ax.scatter([], [], s=60, marker="s", color=colour, edgecolor="0.5", label=label)
     ax.imshow(image, aspect="auto")
-    ax.set(xlabel="head", ylabel="layer")
-    ax.set_xticks(*axes.ticks_that_fit(range(heads), width))
-    ax.set_yticks(*axes.ticks_that_fit(result.layers, height))
+    axes.label_cells(ax, "head", range(heads), "layer", result.layers)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return fig, ax
 
@@ -215,7 +205,7 @@ def comparison(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: As for `head_grid`, or values that are not a dictionary.
+        TypeError: As for `head_grid`, or values that are not a dictionary, or an empty one.
         ValueError: Neither one nor two axes, nothing to draw, another number of layers, an unknown metric, a metric of
             numbers, what would be drawn by different metrics, or ``relative_depth`` of some of a model's layers.
 
@@ -225,18 +215,15 @@ def comparison(
         >>> ax.get_xlabel()
         'layer'
     """
-    if not isinstance(values, Mapping):
+    if not isinstance(values, Mapping) or not values:
         raise TypeError(f'values must be a dictionary by name, {{"before": result, ...}}, got {type(values).__name__}')
-    if not values:
-        raise ValueError("values is empty; give at least one (layer, head) by name")
     named = {f"values[{name!r}]": each for name, each in values.items()}
     column, lines = _by_layer(named, metric, layers, length, (1, 2))
     depths = [depth for *_, depth in lines]
     if relative_depth is None:
         relative_depth = layers is None and None not in depths and len(set(depths)) > 1
     if relative_depth and None in depths:
-        which = list(named)[depths.index(None)]
-        raise ValueError(f"relative_depth needs all layers, but {which} has only some; leave relative_depth out")
+        raise ValueError("relative_depth needs all layers, but some values have only some; leave relative_depth out")
     every_layer = sorted({layer for _, its_layers, _ in lines for layer in its_layers})
     new = ax is None
     fig, ax = axes.figure_and_axes(ax, (5.2, 3.4), title)
@@ -278,9 +265,9 @@ def trajectory(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: The table is not a DataFrame.
-        ValueError: A column is missing, the table is empty, there are several rows for one step, layer and seed, or a
-            row has no step or no layer.
+        TypeError: The table is not a DataFrame with rows.
+        KeyError: A column is missing.
+        ValueError: There are several rows for one step, layer and seed, or a row has no step or no layer.
 
     Examples:
         >>> import pandas as pd
@@ -289,15 +276,11 @@ def trajectory(
         >>> [text.get_text() for text in ax.get_legend().get_texts()]
         ['layer 0', 'layer 1']
     """
-    if not hasattr(table, "duplicated"):
-        raise TypeError(f"table must be a DataFrame, such as LocalityCallback.table, got {type(table).__name__}")
-    if table.empty:
-        raise ValueError("table is empty; a LocalityCallback fills it while its Trainer trains")
+    if not hasattr(table, "duplicated") or table.empty:
+        advice = "such as LocalityCallback.table after training"
+        raise TypeError(f"table must be a DataFrame with rows, {advice}, got {type(table).__name__}")
     if metric is None:
         metric = "past_locality" if "past_locality" in table else "locality"
-    if missing := {"step", "layer", metric} - set(table.columns):
-        columns = ", ".join(map(str, table.columns))
-        raise ValueError(f"table has no column {', '.join(sorted(missing))}; it has {columns}")
     if table[["step", "layer"]].isna().any(axis=None):
         advice = 'table.dropna(subset=["step", "layer"])'
         raise ValueError(f"table has rows without a step or a layer; leave them out: {advice}")
@@ -322,18 +305,13 @@ def _by_layer(
 
     The depth of a model of which some layers are missing is None.
     """
-    if metric is not None and not isinstance(metric, str):
-        advice = "of a function draw the numbers, metric(result)"
-        raise TypeError(f"metric must be a name, such as 'locality', got a {type(metric).__name__}; {advice}")
     values = {name: axes.attention_of(each, length) for name, each in values.items()}
     columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
     if metric is None and len(set(columns.values())) > 1:
-        different = ", ".join(f"{column} of {name}" for name, column in columns.items())
         advice = 'choose one for all, such as metric="adjusted_locality"'
-        raise ValueError(f"results would be drawn by different metrics: {different}; {advice}")
-    plain = [name for name in values if name not in columns]
-    if metric is not None and plain:
-        raise ValueError(f"metric={metric!r} measures attention, but {plain[0]} holds numbers; leave metric out")
+        raise ValueError(f"results would be drawn by different metrics, {columns}; {advice}")
+    if metric is not None and len(columns) < len(values):
+        raise ValueError(f"metric={metric!r} measures attention, but some values are numbers; leave metric out")
     # Results of some models have a number for each sample, and those of others only for the mean.
     ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns
@@ -348,10 +326,9 @@ def _by_layer(
             shape = "(layer, head) or (layer,)" if 1 in dimensions else "(layer, head)"
             raise ValueError(f"{name} must be {shape}, got shape {grid.shape}")
         numbers = getattr(each, "layers", range(len(grid))) if layers is None else layers
-        if np.ndim(numbers) != 1 or len(numbers) != len(grid):
-            listed = f"{len(numbers)}: {list(numbers)}" if np.ndim(numbers) == 1 else repr(numbers)
-            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {listed}")
         its_layers = real_numbers("layers", numbers).tolist()  # tensors have no label, and are all different
+        if np.shape(its_layers) != (len(grid),):
+            raise ValueError(f"layers must number the {len(grid)} layers of {name}, got {its_layers}")
         every = sorted([*its_layers, *getattr(each, "other_layers", ())])
         lines.append((grid, its_layers, len(every) if every == [*range(len(every))] else None))
     return next(iter(columns.values()), "").replace("_", " "), lines

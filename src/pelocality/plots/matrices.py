@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pelocality._checks import check_choice, count, number
+from pelocality._checks import check_choice, number
 from pelocality.metrics import distance_profile, measure_relative
 from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import as_array, attention_of, draw_by_distance, draw_image, figure_and_axes
@@ -103,8 +103,7 @@ def profiles(
     Raises:
         ImportError: Matplotlib is missing.
         TypeError: ``reach`` is not a number, or ``length`` not an integer.
-        ValueError: Matrices that `distance_profile` refuses, nothing to draw, ``reach`` not above 0, or an unknown
-            scale.
+        ValueError: Matrices that `distance_profile` refuses, ``reach`` not above 0, or an unknown scale.
 
     Examples:
         >>> import torch
@@ -174,8 +173,8 @@ def key_profiles(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Not attention, or a query that is not an integer.
-        ValueError: No matrices, nothing to draw, or a query outside of the positions.
+        TypeError: Not attention.
+        IndexError: A query outside of the positions.
 
     Examples:
         >>> import torch
@@ -187,10 +186,7 @@ def key_profiles(
     lines = {}
     for name, each in _by_name(attention).items():
         matrices = as_array("attention", unwrap(each))
-        if matrices.ndim < 2 or not matrices.size:
-            raise ValueError(f"attention must be matrices, (..., n, n), got shape {matrices.shape}")
-        m, n = matrices.shape[-2:]
-        _check_query(query, m)
+        n = matrices.shape[-1]
         lines[name] = np.arange(n), matrices[..., query, :].reshape(-1, n).mean(0)
     of = "the last query" if query == -1 else f"query {query}"
     return draw_by_distance(ax, title, lines, "key position (tokens)", f"mean attention of {of}")
@@ -222,8 +218,9 @@ def on_grid(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: Not attention, or a query that is not an integer.
-        ValueError: No positions, or positions that do not have two coordinates; a query outside of the positions.
+        TypeError: Not attention.
+        IndexError: A query outside of the positions.
+        ValueError: No positions, or positions that do not have two coordinates.
 
     Examples:
         >>> from pelocality import Positions
@@ -246,7 +243,6 @@ def on_grid(
     if query is None:
         points, weights = (keys - queries[:, None]).reshape(-1, 2), matrix.flatten()
     else:
-        _check_query(query, len(queries))
         points, weights = keys, matrix[query]
     (top, height, row), (left, width, column) = (_cells(points[:, axis], plane.tolerance) for axis in (0, 1))
     total, pairs = np.zeros((2, row.max() + 1, column.max() + 1))
@@ -264,12 +260,6 @@ def on_grid(
     return fig, ax
 
 
-def _check_query(query: int, queries: int) -> None:
-    """Raise a ValueError that says which queries there are, if this is not one of them."""
-    if not -queries <= count("query", query, least=None) < queries:
-        raise ValueError(f"query must be in {-queries}..{queries - 1} for {queries} queries, got {query}")
-
-
 def _cells(values: np.ndarray, tolerance: float) -> tuple[float, float, np.ndarray]:
     """Return the first of the values, the step between them, and how many steps each is away from the first."""
     different = np.unique(values)
@@ -285,7 +275,4 @@ def _cells(values: np.ndarray, tolerance: float) -> tuple[float, float, np.ndarr
 def _by_name(attention: Any) -> dict[str, Any]:
     """Return matrices by name; a model's output is a mapping too, but one of them."""
     several = isinstance(attention, Mapping) and not hasattr(attention, "attentions")
-    named = dict(attention) if several else {"": attention}
-    if not named:
-        raise ValueError("attention is empty; give at least one matrix by name")
-    return named
+    return dict(attention) if several else {"": attention}

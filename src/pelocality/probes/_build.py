@@ -54,9 +54,7 @@ class Perturbation(Protocol):
 def generator_for(seed: int, *names: str) -> np.random.Generator:
     """Return a random generator that depends on the seed and the names alone, on every machine."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=16).digest()
-    # numpy makes the same generator of [seed, digest], in twice the time
-    words = [seed] if seed < 2**32 else [seed & 0xFFFFFFFF, seed >> 32]
-    return np.random.default_rng(np.concatenate([np.array(words, np.uint32), np.frombuffer(digest[::-1], "<u4")]))
+    return np.random.default_rng([seed, int.from_bytes(digest, "big")])
 
 
 def build(
@@ -103,12 +101,9 @@ def _open(source: Any) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     items = iter(source) if isinstance(source, Iterable) else None
     first = next(items, None) if items is not None else source
     if items is None or not isinstance(first, Pair | Sentence | None):
-        given = f"a {type(source).__name__} of {type(first).__name__}"
-        raise TypeError(
-            f"pairs must be a corpus or a list of Pair or Sentence, got {given}; read_snli and others read files, "
-            "read_pairs rows of a data frame, a Dataset or a list, read_texts(texts) makes sentences of texts, with "
-            "parser=SpacyParser() also their trees; put a single item in a list"
-        )
+        given = f"a {type(source).__name__} of {type(first).__name__}; put a single item in a list"
+        advice = "read_snli reads files, read_pairs rows, and read_texts(texts, parser=...) texts"
+        raise TypeError(f"pairs must be a corpus or a list of Pair or Sentence, got {given}; {advice}")
     # the first item of an iterator cannot be read again
     if not isinstance(source, Corpus | Collection) and first is not None:
         source = itertools.chain([first], items)

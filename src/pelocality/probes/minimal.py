@@ -9,7 +9,6 @@ from tqdm import tqdm
 
 from pelocality._checks import check_dataset
 from pelocality.probes._build import write_dataset
-from pelocality.probes._rows import SENTENCE
 from pelocality.probes.info import ProbeInfo, probe_info, record_info
 
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
@@ -33,7 +32,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``.
-        ValueError: The dataset was not made by a builder, or has lost a column.
+        KeyError: The dataset was not made by a builder, or has lost a column.
 
     Examples:
         >>> from pelocality.corpora import Sentence
@@ -43,12 +42,6 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
         ('up you go', True, 'random_shuffling')
     """
     check_dataset("probe", probe)
-    sides = (SENTENCE,) if SENTENCE in probe.column_names else ("premise", "hypothesis")
-    needed = ["builder", *sides, *(f"original_{side}" for side in sides), *_COPIED]
-    needed += ["spans"] if "side" in probe.column_names and "both" in probe.unique("side") else []
-    missing = [name for name in needed if name not in probe.column_names]
-    if missing:
-        raise ValueError(f"probe must have all columns of its builder except the labels; no {', '.join(missing)}")
     rows = tqdm(probe.with_format(None), "minimal_pairs", delay=3, disable=not progress)
     texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
     columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})

@@ -210,8 +210,8 @@ def _values(tokenizer: Any, least: int) -> list[str]:
 
 def _sentences(haystack: Iterable[str]) -> list[str]:
     """Return the sentences of texts that hold no value."""
-    if isinstance(haystack, str) or not isinstance(haystack, Iterable):
-        raise TypeError(f"haystack must be a list of texts, got {type(haystack).__name__}; put one text in a list")
+    if isinstance(haystack, str):
+        raise TypeError("haystack must be a list of texts, got str; put one text in a list")
     values, found = set(_VALUES.split()), []
     for text in haystack:
         for sentence in re.split(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？।])|\n+", text.strip()):

@@ -121,9 +121,8 @@ class Atlas:
                 continue
             depths = [[place / max(len(row["layers"]) - 1, 1) for place in range(len(row["layers"]))] for row in having]
             values = [[layer.get(name) for layer in row["layers"]] for row in having]
-            charts.append(
-                Chart("lines", name, "depth (share of layers)", "", depths, values, [r["name"] for r in having])
-            )
+            models = [row["name"] for row in having]
+            charts.append(Chart("lines", name, "depth (share of layers)", "", depths, values, models))
         return charts
 
     def __repr__(self) -> str:
@@ -157,10 +156,8 @@ def atlas_row(report: Report) -> dict[str, Any]:
         numbers = [value for value in values if value is not None]
         if numbers:
             means[name] = sum(numbers) if name.startswith("heads:") else sum(numbers) / len(numbers)
-    audited = next((part.table for part in report.parts if part.key == "positions" and not part.reason), None)
-    measured = (
-        [] if audited is None else [row[audited["columns"].index("positions measured")] for row in audited["rows"]]
-    )
+    audited = [part.table for part in report.parts if part.key == "positions" and not part.reason]
+    measured = [row[table["columns"].index("positions measured")] for table in audited for row in table["rows"]]
     row: dict[str, Any] = plain(
         {
             "schema": SCHEMA,
@@ -194,7 +191,7 @@ def compare_models(
 
     Raises:
         TypeError: As `report`.
-        ValueError: No model, a file that is not a row, or as `report`.
+        ValueError: A file that is not a row, or as `report`.
         OSError: As `report`.
 
     Examples:
@@ -215,8 +212,6 @@ def compare_models(
             continue
         model, tokenizer = entry if isinstance(entry, tuple) else (entry, None)
         rows.append(atlas_row(report(model, tokenizer, progress=progress, **options)))
-    if not rows:
-        raise ValueError("models is empty; pass models, their names, or files of rows")
     atlas = Atlas(rows)
     if path is not None:
         atlas.save(path)
@@ -225,11 +220,9 @@ def compare_models(
 
 def _checked_row(row: Any, path: str | Path) -> dict[str, Any]:
     """Return a row, after refusing one of another schema."""
-    if not isinstance(row, dict) or row.get("schema") != SCHEMA:
-        schema = repr(row.get("schema")) if isinstance(row, dict) else type(row).__name__
-        schema = "a report" if isinstance(row, dict) and "parts" in row else schema
-        raise ValueError(f"{path} must hold a row with the schema {SCHEMA!r}, got {schema}; compare --json writes one")
-    wrong = [name for name, types in FIELDS.items() if not isinstance(row.get(name), types)]
-    if wrong:
-        raise ValueError(f"{path} lacks the fields {', '.join(wrong)} of {SCHEMA!r}, or they are of another type")
-    return row
+    fields: dict[str, Any] = row if isinstance(row, dict) else {}
+    wrong = [name for name, types in FIELDS.items() if not isinstance(fields.get(name), types)]
+    if wrong or row["schema"] != SCHEMA:
+        advice = f"no report; compare --json writes one; wrong: {', '.join(wrong) or 'schema'}"
+        raise ValueError(f"{path} must hold a row of {SCHEMA!r}, and {advice}")
+    return fields

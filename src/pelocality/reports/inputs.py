@@ -30,9 +30,6 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
         OSError: Nothing of this name is found.
     """
     options = {}
-    looks_like_path = Path(name).is_absolute() or str(name).startswith(".") or len(Path(name).parts) > 2
-    if (looks_like_path or Path(name).suffix == ".gguf") and not Path(name).exists():
-        raise FileNotFoundError(f"model must be a hub name, a folder or a .gguf file, but there is no {name}")
     if Path(name).suffix == ".gguf":
         name, options = Path(name).parent, {"gguf_file": Path(name).name}
     config = transformers.AutoConfig.from_pretrained(name, **options)

@@ -70,7 +70,7 @@ def heads(subject: Subject) -> Part:
             "0 for balanced attention and 1 for attention to one side; the published symmetry is high for a sink too."
         ),
         notable + ".",
-        f"{subject.repeated_code}.to_frame()",
+        f"{subject.code('repeated')}.to_frame()",
         table_of(frame),
         tuple(head_grid(result.layers, each, name.replace("_", " ")) for name, each in values.items()),
         by_layer(result, "words"),
@@ -104,7 +104,7 @@ def profiles(subject: Subject) -> Part:
         "The line of a layer is its mean attention to the token so many places to the left (below 0) or right, without "
         "the first token; far distances rest on few pairs. The matrix is that of the most local head.",
         notable[0].upper() + notable[1:] + ".",
-        f"distance_profile({subject.repeated_code}, without_first=1).mean(1)",
+        f"distance_profile({subject.code('repeated')}, without_first=1).mean(1)",
         table_of(frame),
         (
             Chart("lines", "mean over heads", "distance (tokens)", "attention", distances, curves, names, ordered=True),
@@ -137,6 +137,8 @@ def kernels(subject: Subject) -> Part:
     if not result.causal:
         frame["locality_of_its_softmax"] = measure_relative(logits.flatten(0, 1)).locality.tolist()
     title = "logits, of the mean content of the texts" if result.method == "texts" else f"logits, {result.method}"
+    rows = logits.flatten(0, 1)
+    chart = Chart("grid", title, "distance (tokens)", "layer.head", distances, rows, names, centred=True)
     return Part(
         "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
         "key at this distance than on average, in nats"
@@ -146,11 +148,7 @@ def kernels(subject: Subject) -> Part:
         f"{how_many(span < 0.5)} span less than 0.5 nats.",
         f"positional_logits(model, tokenizer{code}, length={subject.length})",
         table_of(frame),
-        (
-            Chart(
-                "grid", title, "distance (tokens)", "layer.head", distances, logits.flatten(0, 1), names, centred=True
-            ),
-        ),
+        (chart,),
     )
 
 

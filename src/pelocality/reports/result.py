@@ -32,10 +32,7 @@ class Report:
         Raises:
             KeyError: There is none.
         """
-        for part in self.parts:
-            if part.key == key:
-                return part
-        raise KeyError(f"a report has the parts {', '.join(part.key for part in self.parts)}, got {key!r}")
+        return {part.key: part for part in self.parts}[key]
 
     def to_json(self) -> str:
         """Return the report as JSON: every number of the page."""

@@ -15,7 +15,6 @@ from tqdm import tqdm
 import pelocality
 from pelocality._checks import count
 from pelocality.models import SequenceModel
-from pelocality.plots._axes import require_matplotlib
 from pelocality.reports.contents import Part, plain
 from pelocality.reports.inputs import default_texts, load_model
 from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
@@ -98,16 +97,20 @@ def report(
     if path is not None and not Path(path).parent.is_dir():
         raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
     if path is not None and not str(path).endswith(".json"):
-        require_matplotlib()  # before the model runs
+        import matplotlib  # noqa: F401 (if it is missing, this fails before the model runs)
     name = str(model) if isinstance(model, str | Path) else ""
     if isinstance(model, str | Path):
         model, its_tokenizer = load_model(model)
         tokenizer = its_tokenizer if tokenizer is None else tokenizer
     measured = SequenceModel.of(model)
-    lines, batches = _strings_or_batches(texts)
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of texts, got str; put one text in a list")
+    items = default_texts() if texts is None else list(texts)
+    strings = all(isinstance(item, str) for item in items)
     if length is not None:
         measured.check_length(length)
     n = length or min(_LENGTH, measured.longest - 4 if measured.longest else _LENGTH)
+    lines, batches = (items, None) if strings else (None, items)
     subject = Subject(measured, tokenizer, lines, batches, n, words, seed)
     parts = []
     start = time.monotonic()
@@ -146,16 +149,6 @@ def _part_or_reason(key: str, make: Callable[[Subject], Part], subject: Subject)
         return Part(reason=reason.rstrip("."))
     charts = tuple(replace(each, **{name: plain(value) for name, value in vars(each).items()}) for each in part.charts)
     return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
-
-
-def _strings_or_batches(texts: Iterable[Any] | None) -> tuple[list[str] | None, list[Any] | None]:
-    """Return texts as strings or as batches."""
-    if isinstance(texts, str):
-        raise TypeError("texts must be a list of texts, got str; put one text in a list")
-    items = default_texts() if texts is None else list(texts)
-    if not items:
-        raise ValueError("texts is empty; pass some text (a generator can be read only once)")
-    return (items, None) if all(isinstance(item, str) for item in items) else (None, items)
 
 
 def _facts_of(subject: Subject, parts: list[Part]) -> dict[str, Any]:

@@ -57,37 +57,18 @@ class Subject:
     @cached_property
     def repeated(self) -> PositionalAttention:
         """The attention to repeated words."""
-        return positional_attention(self.model, self.tokenizer, **self._repeated_options, progress=False)
-
-    @property
-    def repeated_code(self) -> str:
-        """The line that makes `repeated`."""
-        return f"positional_attention(model, tokenizer, {_as_code(self._repeated_options)})"
-
-    @property
-    def _repeated_options(self) -> dict[str, Any]:
-        options = {"length": self.length, "words": self.words, "seed": self.seed}
-        return options | {"prefix": True} if self.prefix else options
+        return positional_attention(self.model, self.tokenizer, **self._options("repeated"), progress=False)
 
     @cached_property
     def on_text(self) -> TextAverage:
         """The attention on texts, in causal models without their first token."""
-        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **self._text_options, progress=False)
+        options = self._options("on_text")
+        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **options, progress=False)
 
     @property
     def first(self) -> int:
         """The number of first tokens that are left out of texts."""
         return int(self.trial.source.causal)
-
-    @property
-    def on_text_code(self) -> str:
-        """The line that makes `on_text`."""
-        return f"text_average(model, texts, tokenizer=tokenizer, {_as_code(self._text_options)})"
-
-    @property
-    def _text_options(self) -> dict[str, Any]:
-        # The positions of texts that are measured include the special tokens around them.
-        return {"without_first": self.first, "length": self.length + self.first + 2}
 
     @cached_property
     def texts(self) -> list[Any]:
@@ -103,22 +84,25 @@ class Subject:
     def classes(self) -> HeadClasses:
         """What each head is, of random tokens alone without a tokenizer."""
         texts = self.texts if supported(lambda: self.texts) else None
-        return head_classes(self.model, self.tokenizer, texts, **self._class_options, progress=False)
+        return head_classes(self.model, self.tokenizer, texts, **self._options("classes"), progress=False)
 
-    @property
-    def classes_code(self) -> str:
-        """The line that makes `classes`."""
-        arguments = "tokenizer, texts" if supported(lambda: self.texts) else "tokenizer"
-        return f"head_classes(model, {arguments}, {_as_code(self._class_options)})"
+    def _options(self, name: str) -> dict[str, Any]:
+        """Return the keyword arguments of the call that makes `repeated`, `on_text` or `classes`."""
+        if name == "on_text":  # the positions of texts that are measured include the special tokens around them
+            return {"without_first": self.first, "length": self.length + self.first + 2}
+        options = {"length": self.length, "seed": self.seed}
+        if name == "classes":
+            return options | {"sequences": 8, "permutations": 2}
+        return options | {"words": self.words} | ({"prefix": True} if self.prefix else {})
 
-    @property
-    def _class_options(self) -> dict[str, Any]:
-        return {"length": self.length, "sequences": 8, "permutations": 2, "seed": self.seed}
-
-
-def _as_code(options: dict[str, Any]) -> str:
-    """Return arguments as a call has them."""
-    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+    def code(self, name: str) -> str:
+        """Return the line that makes `repeated`, `on_text` or `classes`."""
+        calls = {
+            "repeated": "positional_attention(model, tokenizer",
+            "on_text": "text_average(model, texts, tokenizer=tokenizer",
+            "classes": f"head_classes(model, tokenizer{', texts' if supported(lambda: self.texts) else ''}",
+        }
+        return ", ".join([calls[name], *(f"{key}={value!r}" for key, value in self._options(name).items())]) + ")"
 
 
 def supported(result: Callable[[], Any]) -> bool:

@@ -31,12 +31,12 @@ def sinks(subject: Subject) -> Part:
     """Return how much attention rests on first and special tokens."""
     try:
         layers, values = subject.classes.layers, subject.classes.scores["sink"]
-        code = f'{subject.classes_code}.scores["sink"]'
+        code = subject.code("classes") + '.scores["sink"]'
         on = "text" if supported(lambda: subject.texts) else "random tokens"
         on = f"the first token, special tokens and learned sinks, on {on}"
     except (TypeError, ValueError):
         layers, values = subject.repeated.layers, sink_rate(subject.repeated)
-        code, on = f"sink_rate({subject.repeated_code})", "the first token, on repeated content"
+        code, on = f"sink_rate({subject.code('repeated')})", "the first token, on repeated content"
     layer, head = largest(values)
     many = values > 0.5
     means = values.double().mean(1)
@@ -70,7 +70,7 @@ def share(subject: Subject) -> Part:
         f"The mean share is {float(values.nanmean()):.2f}, and {how_many(values > 0.5)} are above 0.5; "
         f"{place_of(result, layer, head)} has the largest ({float(values[layer, head]):.2f}). The order of heads by "
         f"{title} on words and on text correlates at {agree:.2f}.",
-        f"{subject.on_text_code}.share",
+        f"{subject.code('on_text')}.share",
         table_of(head_frame(result.layers, **columns)),
         (
             head_grid(result.layers, values, "position share"),
@@ -100,7 +100,7 @@ def classes(subject: Subject) -> Part:
         "tokens are permuted.",
         f"Of {sum(total.values())} heads: {most}; {first}. In {how_many(positional > symbolic)} attention stays at its "
         "place rather than following the tokens.",
-        f"{subject.classes_code}.to_frame()",
+        f"{subject.code('classes')}.to_frame()",
         table_of(result.to_frame()),
         (
             Chart("bars", "classes by layer", "layer", "heads", list(result.layers), list(by_class.values()), kinds),
@@ -119,26 +119,26 @@ def depth(subject: Subject) -> Part:
     caution = ""
     layers: tuple[int, ...] = ()
     try:
-        on_text = supported(lambda: subject.on_text)
-        attention = rollout(subject.on_text if on_text else subject.repeated)
+        name = "on_text" if supported(lambda: subject.on_text) else "repeated"
+        attention = rollout(getattr(subject, name))
         layers = attention.layers
-        codes.append(f"rollout({subject.on_text_code if on_text else subject.repeated_code})")
+        codes.append(f"rollout({subject.code(name)})")
         columns |= {"rollout_own": own_share(attention), "rollout_first": sink_rate(attention).mean(1).tolist()}
     except ValueError as error:
         caution = str(error)
     short = min(SHORT, subject.length)
-    options: dict[str, Any] = {"directions": 1, "seed": subject.seed, "progress": False}
+    options: dict[str, Any]
     notable = ""
     try:
         if subject.lines is not None and subject.tokenizer is not None:
             texts = text_batches(subject.lines, subject.tokenizer, short, FEW)
-            result = influence(subject.model, texts, tokenizer=subject.tokenizer, **options)
-            short_texts = f"text_batches(lines, tokenizer, {short}, {FEW})"
-            codes.append(f"influence(model, {short_texts}, tokenizer=tokenizer, directions=1, seed={subject.seed})")
+            options = {"texts": texts, "tokenizer": subject.tokenizer}
+            shown = f"text_batches(lines, tokenizer, {short}, {FEW}), tokenizer=tokenizer"
         else:
-            length = subject.length if subject.model.content else short
-            result = influence(subject.model, length=length, words=2, **options)
-            codes.append(f"influence(model, length={length}, words=2, directions=1, seed={subject.seed})")
+            options = {"length": subject.length if subject.model.content else short, "words": 2}
+            shown = f"length={options['length']}, words=2"
+        result = influence(subject.model, **options, directions=1, seed=subject.seed, progress=False)
+        codes.append(f"influence(model, {shown}, directions=1, seed={subject.seed})")
         own = own_share(result)
         balance = direction_balance(result).mean(1).tolist() if result.positions is None else []
         more = {"influence_own": own, "influence_first": sink_rate(result).mean(1).tolist()}

@@ -59,15 +59,13 @@ def most_attended(
             inputs = {name: torch.tensor([encoded[name][i] for i in chosen], device=model.device) for name in names}
             model.check_ids(inputs["input_ids"])
             words = [len(sentences[i]) for i in chosen]
-            membership = _membership([encoded.word_ids(i) for i in chosen], lengths[chosen[0]], max(words))
+            membership = _membership([encoded.word_ids(i) for i in chosen], max(words))
             known = known or attention_layers(model, inputs)
             most: list[Tensor] = []  # layer by layer, (batch, words, head)
 
-            def use(
-                _: int, weights: Tensor, visible: Tensor, most: list[Tensor] = most, of: Tensor = membership
-            ) -> None:
+            def use(_: int, weights: Tensor, seen: Tensor, most: list[Tensor] = most, of: Tensor = membership) -> None:
                 nonlocal looks_ahead
-                looks_ahead = looks_ahead or bool(visible.triu(1).any())
+                looks_ahead = looks_ahead or bool(seen.triu(1).any())
                 most.append(_most_attended_words(weights, of).cpu())
 
             observe_layers(model, known, known.layers, inputs, use)
@@ -114,13 +112,10 @@ def check_alignment(tokenizer: Any) -> None:
         raise ValueError("tokenizer loses spaces between words; load it with add_prefix_space=True")
 
 
-def _membership(word_ids: Sequence[Sequence[int | None]], tokens: int, words: int) -> Tensor:
+def _membership(word_ids: Sequence[Sequence[int | None]], words: int) -> Tensor:
     """Return (batch, n, words), 1 where a token belongs to a word; special tokens belong to none."""
-    membership = torch.zeros(len(word_ids), tokens, words)
-    for row, ids in enumerate(word_ids):
-        places = [token for token, word in enumerate(ids) if word is not None]
-        membership[row, places, [ids[token] for token in places]] = 1
-    return membership
+    ids = torch.tensor([[-1 if word is None else word for word in row] for row in word_ids])
+    return (ids[..., None] == torch.arange(words)).float()
 
 
 def _most_attended_words(weights: Tensor, membership: Tensor) -> Tensor:

@@ -105,8 +105,6 @@ def dependency_accuracy(
             words_here = enumerate(zip(tree.heads, relations, strict=True))
             rows += [(number, sentence.uid, word, head - 1, relation, half) for word, (head, relation) in words_here]
             kept.append(words)
-    if not kept:
-        raise ValueError(f"no sentence could be used: {dict(dropped)}")
     return DependencyAccuracy(
         words=pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"]),
         attended=np.concatenate(kept),

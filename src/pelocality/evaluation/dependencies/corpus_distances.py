@@ -78,10 +78,7 @@ class DependencyDistances(DisplayMixin):
 
 
 def dependency_distances(
-    sentences: Iterable[Sentence] | Mapping[str, Iterable[Sentence]],
-    *,
-    subtypes: bool = True,
-    punctuation: bool = True,
+    sentences: Iterable[Sentence] | Mapping[str, Iterable[Sentence]], *, subtypes: bool = True, punctuation: bool = True
 ) -> DependencyDistances:
     """Return the distances between dependents and their heads, per relation and language.
 

@@ -57,12 +57,7 @@ class HeadTypes(DisplayMixin):
 
 
 def compare_head_types(
-    accuracy: DependencyAccuracy,
-    share: Any,
-    *,
-    heads: int | None = None,
-    minimum: int = 20,
-    confidence: float = 0.95,
+    accuracy: DependencyAccuracy, share: Any, *, heads: int | None = None, minimum: int = 20, confidence: float = 0.95
 ) -> HeadTypes:
     """Compare the accuracy of positional and contextual heads on each relation.
 

@@ -151,9 +151,8 @@ class DependencyAccuracy(DisplayMixin):
         """Whether a word, or its head, has no token: such an arc would be a miss for every head."""
         empty = (self.attended == NO_TOKENS).all((1, 2))
         head, word = self.words["head"].to_numpy(), self.words["word"].to_numpy()
-        lacks: NDArray[np.bool_] = (head >= 0) & (
-            empty | empty[np.arange(len(empty)) + np.where(head < 0, 0, head - word)]
-        )
+        row_of_head = np.arange(len(empty)) + np.where(head < 0, 0, head - word)
+        lacks: NDArray[np.bool_] = (head >= 0) & (empty | empty[row_of_head])
         return lacks
 
     def _answer_is_later(self, direction: Direction) -> NDArray[np.bool_]:

@@ -110,20 +110,14 @@ def semantic_role_swap(
         >>> probe[0]["premise"], probe[0]["hypothesis"]
         ('A dog bit him.', 'He bit a dog.')
     """
-    verbs = SYMMETRIC_VERBS if symmetric_verbs is None else check_names("symmetric_verbs", symmetric_verbs)
+    verbs = SYMMETRIC_VERBS if symmetric_verbs is None else symmetric_verbs
+    verbs = frozenset(check_names("symmetric_verbs", verbs) or ())
+    codes = tuple(sorted({language_code(name) for name in check_names("languages", languages) or ()}))
+    source = source or ("frames" if parser is None else "dependencies")
+    reader = _parser_named(parser) if isinstance(parser, str) else parser
+    named, seed = check_names("labels", labels), count("seed", seed, 0, most=2**63 - 1)
     perturb = RoleSwap(
-        roles=roles,
-        source=source or ("frames" if parser is None else "dependencies"),
-        label_policy=label_policy,
-        parser=_parser_named(parser) if isinstance(parser, str) else parser,
-        nonassertive_label=nonassertive_label,
-        languages=tuple(sorted({language_code(name) for name in check_names("languages", languages) or ()})),
-        side=side,
-        spans=spans,
-        agreement=agreement,
-        symmetric_verbs=frozenset(verbs or ()),
-        labels=check_names("labels", labels),
-        seed=seed,
+        roles, source, label_policy, reader, nonassertive_label, codes, side, spans, agreement, verbs, named, seed
     )
     items: Any = pairs
     is_table = hasattr(items, "iterrows") or isinstance(items, Mapping)  # whose items are the names of its columns
@@ -138,7 +132,7 @@ def semantic_role_swap(
     return probe
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RoleSwap:
     """A swap of roles with the settings of `semantic_role_swap`."""
 
@@ -162,7 +156,6 @@ class RoleSwap:
         check_choice("side", self.side, ("premise", "hypothesis"))
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
-        object.__setattr__(self, "seed", count("seed", self.seed, 0, most=2**63 - 1))
         if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
             raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
         if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
@@ -184,7 +177,9 @@ class RoleSwap:
         if not has_label(item.label, self.labels):
             yield Dropped("label not in labels")
             return
-        label = self._label(item.label)
+        if self.label_policy is None and item.label is not None:
+            raise ValueError(f"label_policy must give the label of perturbed pairs: {_POLICIES}")
+        label = self.label_policy(item.label or "") if callable(self.label_policy) else self.label_policy
         if callable(self.label_policy) and label is None:
             yield Dropped("label_policy returned None")
             return
@@ -244,18 +239,10 @@ class RoleSwap:
             return None
         return replace(found, uid=sentence.uid, frames=sentence.frames)
 
-    def _label(self, label: str | None) -> str | None:
-        """Return the label of a perturbed pair."""
-        if self.label_policy is None and label is not None:
-            raise ValueError(f"label_policy must give the label of perturbed pairs: {_POLICIES}")
-        return self.label_policy(label or "") if callable(self.label_policy) else self.label_policy
-
-    def _row(
-        self, item: Pair, side: str, candidate: Candidate, replacements: list[Replacement], label: str | None
-    ) -> Row:
+    def _row(self, item: Pair, side: str, candidate: Candidate, swap: list[Replacement], label: str | None) -> Row:
         sentence: Sentence = getattr(item, side)
-        text = sentence.replaced([(start, end, new) for start, end, new, _ in replacements])
-        spans = [span_entry(sentence, side, role, start, end, new) for start, end, new, role in replacements]
+        text = sentence.replaced([(start, end, new) for start, end, new, _ in swap])
+        spans = [span_entry(sentence, side, role, start, end, new) for start, end, new, role in swap]
         row = row_of(item, {side: text}, spans, label)
         if self.source != "frames":
             how = _name_of_function(self.source) if callable(self.source) else f"rule over {self.source}"

@@ -38,8 +38,8 @@ def find_candidates(
         found = next((name for name in layers if getattr(sentence, name) is not None), None)
         yield Dropped(f"no {source}, but {found}; pass source={found!r}" if found else f"no {source}")
     else:
-        by_dependencies = source == "dependencies" or (source == "frames" and sentence.dependencies is not None)
-        clauses = list(_dependency_clauses(sentence) if by_dependencies else _phrase_clauses(sentence))
+        layer = None if source == "constituents" else sentence.dependencies
+        clauses = list(_phrase_clauses(sentence) if layer is None else _dependency_clauses(sentence, layer))
         if source == "frames":
             yield from (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
         else:
@@ -54,11 +54,9 @@ def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) ->
         return NO_ARGUMENTS
     for role in (*roles, *({"V"} & set(spans))):
         start, end = spans[role]
-        if not 0 <= start < end <= len(sentence.words):
-            raise ValueError(
-                f"source must return spans within the {len(sentence.words)} words of {sentence.uid!r}, "
-                f"returned {role} = [{start}, {end})"
-            )
+        n = len(sentence.words)
+        if not 0 <= start < end <= n:
+            raise ValueError(f"source must return spans within the {n} words, returned {role} = [{start}, {end})")
     first, second = ((spans[role][0], spans[role][1]) for role in roles)
     return Candidate(roles, (first, second), spans["V"][0] if "V" in spans else None)
 
@@ -129,11 +127,9 @@ def _phrase_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
         yield Candidate(("ARG0", "ARG1"), (last, first) if passive else (first, last), verb)
 
 
-def _dependency_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
+def _dependency_clauses(sentence: Sentence, layer: Dependencies) -> Iterator[Candidate | Skipped]:
     """Yield the verbs with a subject of Universal Dependencies, or of spaCy's English scheme; no order is assumed."""
-    layer = sentence.dependencies
-    for verb, below in enumerate(layer.children if layer is not None else ()):
-        assert layer is not None
+    for verb, below in enumerate(layer.children):
         names = {child: layer.relations[child] for child in below}
         subjects = [child for child, name in names.items() if name in ("nsubj", "nsubj:pass", "nsubjpass")]
         if len(subjects) != 1 or "cop" in names.values() or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):

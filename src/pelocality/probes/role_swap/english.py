@@ -71,9 +71,8 @@ _AUXILIARIES = {
 }  # fmt: skip
 AUXILIARIES = {word: tag for tag, listed in _AUXILIARIES.items() for word in words(listed)}
 VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "RB"})
-SYNCRETIC = words(
-    "put let cut hit set shut hurt quit spread beat bet split shed rid cast burst read cost"
-)  # verbs of any tense
+# verbs whose form may have any tense
+SYNCRETIC = words("put let cut hit set shut hurt quit spread beat bet split shed rid cast burst read cost")
 # the past and the participle of verbs that do not end in -ed
 PASTS = words(
     "ate eaten began begun bit bitten blew blown broke broken brought built bought caught chose chosen came dealt "
@@ -119,9 +118,7 @@ _MEASURES = words(
 MEANS = words(
     "method assay analysis technique mean means use procedure approach way process mail email phone hand force"
 )
-IRREGULAR_PLURALS = words(
-    "teeth men women children people mice geese lice oxen cattle criteria phenomena alumni police"
-)
+PLURALS = words("teeth men women children people mice geese lice oxen cattle criteria phenomena alumni police")
 # whether a verb after them is singular or plural is in doubt
 VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none group series species "

@@ -69,14 +69,12 @@ def exchange(
     return candidate, replacements
 
 
-def _moved(
-    sentence: Sentence, argument: Span, here: Span, is_subject: bool, tags: Sequence[str] | None
-) -> str | Skipped:
+def _moved(sentence: Sentence, argument: Span, here: Span, subject: bool, tags: Sequence[str] | None) -> str | Skipped:
     """Return the text of an argument in the place of the other, with the right pronoun case and capital."""
     text = _uncapitalised(sentence, *argument, tags)
     if isinstance(text, Skipped):
         return text
-    form = (english.NOMINATIVE if is_subject else english.ACCUSATIVE).get(text.lower())
+    form = (english.NOMINATIVE if subject else english.ACCUSATIVE).get(text.lower())
     if form is not None and sentence.language == "en" and not (tags and tags[argument[0]].startswith("NN")):
         text = form.upper() if sentence.text.isupper() or (len(text) > 1 and text.isupper()) else form
     place = sentence.words[here[0]]
@@ -121,7 +119,7 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         single = alone and tag == "NNP" and not word.endswith("s")
         return text if gold or single or others[:1] == ["NNP"] else _CAPITAL
     single = alone or others[0] == "POS"
-    plural = word.endswith("s") or word.lower() in english.IRREGULAR_PLURALS
+    plural = word.endswith("s") or word.lower() in english.PLURALS
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural
     sure = common and "-" not in word and not english.may_be_nation(word.lower(), tag)
     return without if sure and (gold or not single or tag != "NN") else _CAPITAL  # "Stone saw him"
@@ -190,7 +188,7 @@ def number_of(words: Sequence[str], tags: Sequence[str]) -> Number | None:
         return english.PRONOUNS[noun]
     if "and" in after or "," in after:  # "a man and a dog", but "my friend and guide"
         return "plural" if "or" not in lower and {"DT", "PRP$", "NNP", "NNS"} & {*tags[head + 2 :]} else None
-    plural = tags[head] in ("NNS", "NNPS") or noun in english.IRREGULAR_PLURALS
+    plural = tags[head] in ("NNS", "NNPS") or noun in english.PLURALS
     counted = not plural and any(word[0].isdigit() and word != "1" for word in lower[:head])  # "4 Golden Killifish"
     vague = noun in english.VAGUE_NUMBER or noun.endswith("ics") or "or" in after or counted
     of_many = after == ["of"] and not plural and any(tag in ("NNS", "NNPS") for tag in tags[head:])  # "a group of dogs"

@@ -51,9 +51,7 @@ def is_plain(words: Sequence[str], tags: Sequence[str], *, before_verb: bool = F
 
 def head_of(words: Sequence[str], tags: Sequence[str]) -> int:
     """Return the index of the head of a plain noun phrase: the last noun before a preposition, comma or conjunction."""
-    ends = (
-        k for k in range(1, len(words)) if tags[k] in ("IN", "CC", ",", "WDT", "WP") and tags[k - 1].startswith("NN")
-    )
+    ends = (k for k in range(1, len(words)) if tags[k] in ("IN", "CC", ",", "WDT", "WP") and tags[k - 1][:2] == "NN")
     head = next(ends, len(words)) - 1
     return head - (head > 0 and tags[head] == "CD" and tags[head - 1] == "NNP")  # "iPhone 5"
 
@@ -269,9 +267,8 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
         said = lower[k] in _REPORTING and tags[k] in _FINITE and not joined
         return None if said else _OTHER_VERB
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
-    own = (
-        (joined or sure or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE
-    )  # "and our children love it"
+    # "and our children love it"
+    own = (joined or sure or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE
     addition = sure and not joined and mark in _INNER_MARKS and tags[k] in ("IN", "UH") and lower[k] not in _EXCEPTIONS
     return None if own or addition else _AFTER
 
