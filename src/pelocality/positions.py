@@ -55,6 +55,12 @@ class Positions(Configurable):
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
 
+    Attributes:
+        keys: The coordinates of the keys, (n, d); None where distances were given.
+        queries: The coordinates of the queries, (m, d); None where they are the keys.
+        sequence: The number of each key's sequence, (n,); None where there is one sequence.
+        distances: The distances that were given, (m, n); None where coordinates were.
+
     Raises:
         TypeError: Coordinates that are not real numbers.
         ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, or
@@ -99,9 +105,8 @@ class Positions(Configurable):
         none: tuple[Floats | None, float] = (None, 0.0)
         self._keys, rounding = none if keys is None else _coordinates("keys", keys)
         self._queries, of_queries = none if queries is None else _coordinates("queries", queries)
-        if self._keys is not None and self._queries is not None and self._queries.shape[1] != self._keys.shape[1]:
-            axes = f"{self._queries.shape[1]} and {self._keys.shape[1]} coordinates"
-            raise ValueError(f"queries and keys must have the same number of coordinates, got {axes}")
+        if self._queries is not None and self._queries.shape[1] != self.dimensions:
+            raise ValueError(f"queries must have {self.dimensions} coordinates as keys, got {self._queries.shape[1]}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
@@ -109,6 +114,9 @@ class Positions(Configurable):
         if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
             _refuse_packed(self._keys[:, 0])
         self._distances = None if distances is None else _distances(distances)
+        arrays = self._keys, self._queries, self._sequence, self._distances
+        tensors = (None if array is None else _tensor(array) for array in arrays)
+        self.keys, self.queries, self.sequence, self.distances = tensors
         if self.before and (self._queries is not None or self.shape[0] != self.shape[1]):
             raise ValueError("before= is for tokens that are queries and keys; leave it out")
 
@@ -127,14 +135,12 @@ class Positions(Configurable):
 
         Raises:
             TypeError: A size that is not an integer.
-            ValueError: No size, or one below 1.
+            ValueError: A size below 1.
 
         Examples:
             >>> Positions.grid(2, 2).keys.tolist()
             [[0, 0], [0, 1], [1, 0], [1, 1]]
         """
-        if not sizes:
-            raise ValueError("sizes must name the places along each axis, such as Positions.grid(14, 14)")
         shape = [count("sizes", size) for size in sizes]
         return cls(np.indices(shape).reshape(len(shape), -1).T, before=before)
 
@@ -172,28 +178,6 @@ class Positions(Configurable):
         computed = [name for name in vars(type(self)) if isinstance(vars(type(self))[name], cached_property)]
         return {name: value for name, value in vars(self).items() if name not in computed}
 
-    # ---- as given
-
-    @property
-    def keys(self) -> Tensor | None:
-        """The coordinates of the keys, (n, d); None where distances were given."""
-        return None if self._keys is None else _tensor(self._keys)
-
-    @property
-    def queries(self) -> Tensor | None:
-        """The coordinates of the queries, (m, d); None where they are the keys."""
-        return None if self._queries is None else _tensor(self._queries)
-
-    @property
-    def sequence(self) -> Tensor | None:
-        """The number of each key's sequence, (n,); None where there is one sequence."""
-        return None if self._sequence is None else _tensor(self._sequence)
-
-    @property
-    def distances(self) -> Tensor | None:
-        """The distances that were given, (m, n); None where coordinates were."""
-        return None if self._distances is None else _tensor(self._distances)
-
     @property
     def shape(self) -> tuple[int, int]:
         """The number of queries and of keys, without the tokens that have no place."""
@@ -222,7 +206,15 @@ class Positions(Configurable):
     @cached_property
     def distance(self) -> Tensor:
         """The distance of every query and key, (m, n), float64, on the CPU; equal up to the tolerance is equal."""
-        return _tensor(self._distance)
+        if self.distances is not None:
+            return self.distances
+        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
+        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
+        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
+        distance = level[index[:-1]].reshape(self.shape)
+        if self._sequence is not None:
+            distance = np.where(self._sequence == self._sequence[:, None], distance, np.inf)
+        return _tensor(distance)
 
     @cached_property
     def offset(self) -> Tensor:
@@ -232,10 +224,10 @@ class Positions(Configurable):
             ValueError: Several coordinates, or distances, which have no sign.
         """
         if not self.has_directions:
-            kind = f"{self.dimensions} coordinates" if self.dimensions else "distances"
             advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
-            raise ValueError(f"positions of {kind} have no past and no future, which this measures; {advice}")
-        return _tensor(np.where(self._displacement[..., 0] < 0, -self._distance, self._distance))
+            raise ValueError(f"these positions have no past and no future, which this measures; {advice}")
+        distance = self.distance.numpy()
+        return _tensor(np.where(self._displacement[..., 0] < 0, -distance, distance))
 
     @cached_property
     def later(self) -> Tensor | None:
@@ -251,7 +243,7 @@ class Positions(Configurable):
     @cached_property
     def rings(self) -> tuple[Tensor, Tensor]:
         """The distances that occur, from 0 on, (r,), and which of them each query and key has, (m, n), -1 for none."""
-        distance = self._distance
+        distance = self.distance.numpy()
         if self.ring is not None:
             distance = np.floor(distance / self.ring + 0.5) * self.ring
         level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
@@ -293,14 +285,14 @@ class Positions(Configurable):
         if self._keys is None:
             return self.rings[1]
         codes = _numbered(self._displacement, self.tolerance)
-        return _tensor(_levels(np.where(np.isinf(self._distance), np.inf, codes), 0.0)[1])
+        return _tensor(_levels(np.where(np.isinf(self.distance.numpy()), np.inf, codes), 0.0)[1])
 
     # ---- places
 
     @cached_property
     def places(self) -> Tensor:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _tensor(self._places)
+        return _tensor(_numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence))
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -310,9 +302,8 @@ class Positions(Configurable):
             ValueError: Distances, which have no opposite.
         """
         if self._keys is None:
-            advice = "give coordinates, or measure what needs distance alone, such as locality"
-            raise ValueError(f"positions given as distances have no opposite keys, which symmetry compares; {advice}")
-        first = np.unique(self._places, return_index=True)[1]
+            raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
+        first = np.unique(self.places.numpy(), return_index=True)[1]
         place = self._y[first]
         # axis by axis: which places agree with the reflection so far, by their number among the known combinations
         known, wanted = np.zeros(len(place), np.int64), np.zeros((len(self._x), len(place)), np.int64)
@@ -378,22 +369,6 @@ class Positions(Configurable):
     def _displacement(self) -> Floats:
         return self._y - self._x[:, None]  # (m, n, d)
 
-    @cached_property
-    def _distance(self) -> Floats:
-        if self._distances is not None:
-            return self._distances
-        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
-        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
-        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
-        distance = level[index[:-1]].reshape(self.shape)
-        if self._sequence is None:
-            return distance
-        return np.where(self._sequence == self._sequence[:, None], distance, np.inf)
-
-    @cached_property
-    def _places(self) -> Integers:
-        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
-
 
 def _tensor(array: NDArray[Any]) -> Tensor:
     """Return an array as a tensor that any other computation may use, also if this one is without gradients."""
@@ -409,13 +384,9 @@ def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
         raise TypeError(f"{name} must be coordinates, got booleans; a mask is given as mask=")
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
-        advice = "the sequences of a batch are measured one at a time"
-        raise ValueError(f"{name} must be coordinates (n,) or (n, d), got shape {coordinates.shape}; {advice}")
-    if (
-        coordinates.shape[0] == coordinates.shape[1] > 1
-        and not coordinates.diagonal().any()
-        and (coordinates >= 0).all()
-    ):
+        raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
+    square = coordinates.shape[0] == coordinates.shape[1] > 1
+    if square and (coordinates >= 0).all() and not coordinates.diagonal().any():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
         return coordinates.astype(np.int64), 0.0
@@ -431,8 +402,7 @@ def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integ
     """Return the number of the sequence of each key, (n,)."""
     numbers = real_numbers("sequence", given)
     if keys is None or queries is not None or numbers.shape != (len(keys),) or numbers.dtype.kind not in "iu":
-        expected = "one integer for each key, which are queries too"
-        raise ValueError(f"sequence must be {expected}, got {numbers.dtype} of shape {numbers.shape}")
+        raise ValueError(f"sequence must be an integer for each key, got {numbers.dtype} of shape {numbers.shape}")
     return np.unique(numbers, return_inverse=True)[1]
 
 
@@ -441,20 +411,15 @@ def _refuse_packed(line: Floats) -> None:
     step = np.diff(line)
     again = (step <= 0) & (line[1:] == line[0])
     if (step < 0).any() and bool((again | (step == 1)).all()):
-        raise ValueError(
-            f"positions begin again at token {int(again.argmax()) + 1}; for packed sequences give "
-            "Positions.packed(position_ids), for repeated places, coordinates of shape (n, 1)"
-        )
+        raise ValueError("positions begin again; give Positions.packed(position_ids), or coordinates (n, 1) of places")
 
 
 def _distances(given: Any) -> Floats:
     """Return distances, (m, n)."""
     check_unmasked("distances", given)
     matrix = real_numbers("distances", given).astype(np.float64)
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"distances must be a matrix (query, key), got shape {matrix.shape}")
-    if not (matrix >= 0).all():
-        raise ValueError("distances must be at least 0, infinite where nothing connects a query and a key")
+    if matrix.ndim != 2 or not matrix.size or not (matrix >= 0).all():
+        raise ValueError("distances must be a matrix (query, key) of numbers that are at least 0, or infinite")
     return matrix
 
 

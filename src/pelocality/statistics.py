@@ -100,10 +100,6 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
     """
     check_confidence(confidence)
     k, n = _numbers("successes", successes), _numbers("trials", trials)
-    try:
-        np.broadcast_shapes(k.shape, n.shape)
-    except ValueError as error:
-        raise ValueError(f"successes and trials must agree in shape, got {k.shape} and {n.shape}") from error
     if ((k < 0) | (k > n)).any():
         raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
     z = stats.norm.ppf(0.5 + confidence / 2)

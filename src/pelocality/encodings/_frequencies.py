@@ -26,18 +26,12 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
     """Return the rotations of a transformers model.
 
     Raises:
-        TypeError: The model is not a module.
         ValueError: A model without rotations, or with frequencies that depend on the length of the input.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {type(model).__name__}")
     found = []
     for place, module in model.named_modules():
         if any(map(by_length, rope_types(module))):
-            raise ValueError(
-                f"the frequencies of {type(model).__name__} depend on the length of its input; load it with "
-                "rope_parameters of another rope_type"
-            )
+            raise ValueError(f"the frequencies of {type(model).__name__} depend on the length; use another rope_type")
         for name in frequency_buffers(module):
             layer_type = name.removesuffix("inv_freq").rstrip("_") or None
             parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
@@ -118,10 +112,7 @@ def published_frequencies(dim: int, base: float, scaling: dict[str, Any] | None)
 def checked_frequencies(frequencies: Any, heads: int, bands: int) -> Tensor:
     """Return frequencies as (1, bands) or (heads, bands), in float64."""
     check_unmasked("frequencies", frequencies)
-    array = real_numbers("frequencies", frequencies)
-    if array.dtype.kind == "b":
-        raise TypeError("frequencies must be real numbers, got booleans")
-    values = torch.as_tensor(array, dtype=torch.float64, device="cpu")
+    values = torch.as_tensor(real_numbers("frequencies", frequencies), dtype=torch.float64, device="cpu")
     values = values[None] if values.ndim == 1 else values
     if values.ndim != 2 or values.shape[0] not in (1, heads) or values.shape[1] != bands:
         given = tuple(values.shape)

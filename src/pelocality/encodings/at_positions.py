@@ -43,8 +43,7 @@ class _PlacedEncoding(Encoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         before, n = self.positions.before, self.positions.shape[1]
         if key_length != before + n:
-            advice = "inputs have one length, and first tokens without a place are counted by before="
-            raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; {advice}")
+            raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; see before=")
         bias = self.by_position()
         if self._is_apart:
             bias = bias.masked_fill(self.get_buffer("_apart"), -torch.inf)
@@ -92,14 +91,12 @@ class PositionedEncoding(_PlacedEncoding):
         self.register_buffer("_distance", distance.to(self.working_dtype), persistent=False)
         whole = bool((distance == distance.round()).all())
         if not whole and isinstance(encoding, DistanceTable | T5Buckets):
-            advice = "give Positions(..., ring=1), which rounds them, or a DisplacementTable"
-            raise ValueError(f"{type(encoding).__name__} has numbers at whole distances only; {advice}")
+            raise ValueError(f"{type(encoding).__name__} has whole distances only; give Positions(..., ring=1)")
         sided = getattr(encoding, "signed", False) or isinstance(encoding, T5Buckets)
         leans = (sided or encoding.future_only is not None) and not encoding.causal
         if not self.positions.has_directions and (leans or not self._is_symmetric()):
             raise ValueError(
-                f"{type(encoding).__name__} must be symmetric at positions without a past and a future; give a "
-                "symmetric encoding, or a DisplacementTable"
+                "encoding must be symmetric at positions without a past and a future; see DisplacementTable"
             )
 
     def by_position(self) -> Tensor:  # noqa: D102

@@ -10,8 +10,8 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
-from pelocality.metrics._inputs import Attention
-from pelocality.metrics._masks import past_only
+from pelocality.metrics._by_position import past_only
+from pelocality.metrics._inputs import Attention, Matrices
 
 
 class DistanceTable(RelativeEncoding):
@@ -175,7 +175,8 @@ class DistanceTable(RelativeEncoding):
         values = by_distance.clamp(min=tiny).log() - by_itself.clamp(min=tiny).log()
         if causal is None and hasattr(attention, "visible") and attention.visible is None:
             causal = False
-        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal)).all())
+        causal = None if causal is None else flag("causal", causal)
+        causal = bool(past_only(Matrices(inner.flatten(0, 1), None, inner.dtype, causal=causal)).all())
         if causal:
             values = values[..., :n].flip(-1)  # distances from 0 on
         values = values - values.mean(-1, keepdim=True)

@@ -91,11 +91,9 @@ class MeanOver(_Mean):
                 the axes do not end with ``shape``, or layers have no batch axis.
         """
         values = self.metric(attention, mask=_place_mask(mask, attention, self.shape))
-        wanted = leading_shape(attention)
-        if getattr(values, "shape", None) != wanted:
-            given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            advice = "select one, or average them, in a function of your own"
-            raise ValueError(f"metric must return one number per matrix, {wanted}, got {given}; {advice}")
+        given = getattr(values, "shape", type(values).__name__)
+        if given != (shape := leading_shape(attention)):
+            raise ValueError(f"metric must return one number per matrix, {shape}, got {given}")
         values = on_float64_device(_flatten_to(self.shape, _batch_first(attention, values).detach()))
         counted = ~values.isnan()
         self.total += torch.where(counted, values, 0).sum(0, dtype=torch.float64)

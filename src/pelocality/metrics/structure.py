@@ -220,8 +220,8 @@ def entropy(
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
-    options: dict[str, Any] = {"causal": causal, "visible": visible, "rows": rows, "any_shape": True}
-    return map_with_visible(attention, kernel, positions, mask, without_first, **options)
+    sees: dict[str, Any] = {"causal": causal, "visible": visible}
+    return map_with_visible(attention, kernel, positions, mask, without_first, **sees, rows=rows, any_shape=True)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,9 +122,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     """
     numbers = float_tensor("bias", bias)
     if numbers.ndim == 0 or numbers.shape[-1] % 2 == 0:
-        expected = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(numbers.shape)}"
-        raise ValueError(f"{expected}; an encoding gives them as relative(n), not as its n x n matrix")
-    if bool(torch.isnan(numbers).any()) or bool((numbers == torch.inf).any()):
+        raise ValueError(f"bias must be (..., 2n - 1), as relative(n) of an encoding, got shape {tuple(numbers.shape)}")
+    if not bool((numbers < torch.inf).all()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(numbers.dtype, rtol)
     batch, distances = numbers.shape[:-1], numbers.shape[-1]
