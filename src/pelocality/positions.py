@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pelocality._checks import check_unmasked, count, number, real_numbers
+from pelocality._checks import count, number, real_numbers
 from pelocality._configuration import Configurable
 
 Floats = NDArray[Any]
@@ -102,22 +102,18 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
-        none: tuple[Floats | None, float] = (None, 0.0)
-        self._keys, rounding = none if keys is None else _coordinates("keys", keys)
-        self._queries, of_queries = none if queries is None else _coordinates("queries", queries)
-        if self._queries is not None and self._queries.shape[1] != self.dimensions:
-            raise ValueError(f"queries must have {self.dimensions} coordinates as keys, got {self._queries.shape[1]}")
+        self.keys, rounding = _coordinates("keys", keys)
+        self.queries, of_queries = _coordinates("queries", queries)
+        self.distances = None if distances is None else _distances(distances)
+        if self.queries is not None and self.queries.shape[1] != self.dimensions:
+            raise ValueError(f"queries must have {self.dimensions} coordinates as keys, got {self.queries.shape[1]}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
-        self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
-        if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
-            _refuse_packed(self._keys[:, 0])
-        self._distances = None if distances is None else _distances(distances)
-        arrays = self._keys, self._queries, self._sequence, self._distances
-        tensors = (None if array is None else _tensor(array) for array in arrays)
-        self.keys, self.queries, self.sequence, self.distances = tensors
-        if self.before and (self._queries is not None or self.shape[0] != self.shape[1]):
+        self.sequence = None if sequence is None else _sequences(sequence, self.keys, self.queries)
+        if self.keys is not None and sequence is None and queries is None and np.ndim(keys) == 1:
+            _refuse_packed(self._y[:, 0])
+        if self.before and (self.queries is not None or self.shape[0] != self.shape[1]):
             raise ValueError("before= is for tokens that are queries and keys; leave it out")
 
     @classmethod
@@ -159,16 +155,16 @@ class Positions(Configurable):
             >>> Positions.packed([3, 4, 0, 0, 1]).sequence.tolist()
             [0, 0, 1, 2, 2]
         """
-        numbers, _ = _coordinates("position_ids", position_ids)
-        if numbers.dtype.kind not in "iu" or numbers.shape[1] != 1:
+        numbers = real_numbers("position_ids", position_ids)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
-        return cls(numbers, sequence=np.cumsum(np.diff(numbers[:, 0], prepend=numbers[0, 0] - 1) != 1))
+        return cls(numbers[:, None], sequence=np.cumsum(np.diff(numbers, prepend=numbers[:1] - 1) != 1))
 
     def __repr__(self) -> str:
         m, n = self.shape
-        who = f"{n} places" if self._queries is None and m == n else f"{m} queries, {n} keys"
+        who = f"{n} places" if self.queries is None and m == n else f"{m} queries, {n} keys"
         kind = f" of {self.dimensions} coordinate{'s' * (self.dimensions > 1)}" if self.dimensions else " by distances"
-        more = "" if self._sequence is None else f", {self._sequence.max() + 1} sequences"
+        more = "" if self.sequence is None else f", {self.sequence.max() + 1} sequences"
         return f"Positions({who}{kind}{more}{f', before={self.before}' * bool(self.before)})"
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -181,14 +177,14 @@ class Positions(Configurable):
     @property
     def shape(self) -> tuple[int, int]:
         """The number of queries and of keys, without the tokens that have no place."""
-        if self._distances is not None:
-            return self._distances.shape[0], self._distances.shape[1]
+        if self.distances is not None:
+            return self.distances.shape[0], self.distances.shape[1]
         return len(self._x), len(self._y)
 
     @property
     def dimensions(self) -> int:
         """The number of coordinates, 0 of distances."""
-        return 0 if self._keys is None else int(self._keys.shape[1])
+        return 0 if self.keys is None else int(self.keys.shape[1])
 
     @property
     def has_directions(self) -> bool:
@@ -198,7 +194,7 @@ class Positions(Configurable):
     @cached_property
     def is_line(self) -> bool:
         """Whether these are tokens one after the other, one unit apart, each a query and a key."""
-        plain = self._queries is None and self._sequence is None and self.ring is None and not self.before
+        plain = self.queries is None and self.sequence is None and self.ring is None and not self.before
         return plain and self.has_directions and bool((np.diff(self._y[:, 0]) == 1).all())
 
     # ---- distances
@@ -212,8 +208,8 @@ class Positions(Configurable):
         rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
         level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
         distance = level[index[:-1]].reshape(self.shape)
-        if self._sequence is not None:
-            distance = np.where(self._sequence == self._sequence[:, None], distance, np.inf)
+        if self.sequence is not None:
+            distance = np.where(self._same_sequence, distance, np.inf)
         return _tensor(distance)
 
     @cached_property
@@ -236,7 +232,7 @@ class Positions(Configurable):
         Tokens that are queries and keys come in their order. Of other keys, those with a larger coordinate are later.
         """
         m, n = self.shape
-        if self._queries is None and m == n:
+        if self.queries is None and m == n:
             return _tensor(np.triu(np.ones((n, n), bool), 1))
         return self.offset > 0 if self.has_directions else None
 
@@ -282,7 +278,7 @@ class Positions(Configurable):
 
         Displacements are vectors; of positions that are distances, which have no direction, the distance.
         """
-        if self._keys is None:
+        if self.keys is None:
             return self.rings[1]
         codes = _numbered(self._displacement, self.tolerance)
         return _tensor(_levels(np.where(np.isinf(self.distance.numpy()), np.inf, codes), 0.0)[1])
@@ -292,7 +288,7 @@ class Positions(Configurable):
     @cached_property
     def places(self) -> Tensor:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _tensor(_numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence))
+        return _tensor(_numbered(self._y, self.tolerance, 0 if self.sequence is None else self.sequence.numpy()))
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -301,14 +297,15 @@ class Positions(Configurable):
         Raises:
             ValueError: Distances, which have no opposite.
         """
-        if self._keys is None:
+        if self.keys is None:
             raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
         first = np.unique(self.places.numpy(), return_index=True)[1]
         place = self._y[first]
         # axis by axis: which places agree with the reflection so far, by their number among the known combinations
         known, wanted = np.zeros(len(place), np.int64), np.zeros((len(self._x), len(place)), np.int64)
-        if self._sequence is not None:
-            known, wanted = self._sequence[first], np.broadcast_to(self._sequence[:, None], wanted.shape)
+        if self.sequence is not None:
+            sequence = self.sequence.numpy()
+            known, wanted = sequence[first], np.broadcast_to(sequence[:, None], wanted.shape)
         for axis in range(self.dimensions):
             level, index = _levels(place[:, axis], self.tolerance)
             reflected = 2 * self._x[:, axis, None] - place[:, axis]
@@ -320,8 +317,8 @@ class Positions(Configurable):
         opposite[known] = np.arange(len(place))
         other = opposite[wanted]  # the last entry is that of -1
         exists = np.arange(len(place)) < other  # each pair once
-        if self._sequence is not None:
-            exists &= self._sequence[first] == self._sequence[:, None]
+        if self.sequence is not None:
+            exists &= self._same_sequence[:, first]
         query, left = np.nonzero(exists)
         numbers = exists.sum(1)
         column = np.arange(len(query)) - np.repeat(numbers.cumsum() - numbers, numbers)
@@ -346,10 +343,10 @@ class Positions(Configurable):
         return self.placed if chosen == slice(0, self.shape[1]) else self._cut(chosen)
 
     def _cut(self, chosen: slice) -> Self:
-        if self._distances is not None:
-            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
+        if self.distances is not None:
+            part = type(self)(distances=self.distances[chosen, chosen], ring=self.ring)
         else:
-            sequence = None if self._sequence is None else self._sequence[chosen]
+            sequence = None if self.sequence is None else self.sequence[chosen]
             part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
         vars(part)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
         return part
@@ -358,12 +355,17 @@ class Positions(Configurable):
 
     @property
     def _y(self) -> Floats:
-        assert self._keys is not None
-        return self._keys
+        assert self.keys is not None
+        return self.keys.numpy()
 
     @property
     def _x(self) -> Floats:
-        return self._y if self._queries is None else self._queries
+        return self._y if self.queries is None else self.queries.numpy()
+
+    @property
+    def _same_sequence(self) -> Any:
+        assert self.sequence is not None
+        return self.sequence.numpy() == self.sequence.numpy()[:, None]
 
     @cached_property
     def _displacement(self) -> Floats:
@@ -376,9 +378,10 @@ def _tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
+def _coordinates(name: str, given: Any) -> tuple[Tensor | None, float]:
     """Return coordinates (n, d) as int64 or float64, and the rounding of their dtype at the largest of them."""
-    check_unmasked(name, given)
+    if given is None:
+        return None, 0.0
     coordinates = real_numbers(name, given)
     if coordinates.dtype.kind == "b":
         raise TypeError(f"{name} must be coordinates, got booleans; a mask is given as mask=")
@@ -389,21 +392,21 @@ def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
     if square and (coordinates >= 0).all() and not coordinates.diagonal().any():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
-        return coordinates.astype(np.int64), 0.0
+        return _tensor(coordinates.astype(np.int64)), 0.0
     coordinates = coordinates.astype(np.float64)
     largest = float(np.abs(coordinates).max())
     if not largest < 1e150:  # squares must be finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
     precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
-    return coordinates, 8 * float(precision.eps) * largest
+    return _tensor(coordinates), 8 * float(precision.eps) * largest
 
 
-def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integers:
+def _sequences(given: Any, keys: Tensor | None, queries: Tensor | None) -> Tensor:
     """Return the number of the sequence of each key, (n,)."""
     numbers = real_numbers("sequence", given)
     if keys is None or queries is not None or numbers.shape != (len(keys),) or numbers.dtype.kind not in "iu":
         raise ValueError(f"sequence must be an integer for each key, got {numbers.dtype} of shape {numbers.shape}")
-    return np.unique(numbers, return_inverse=True)[1]
+    return _tensor(np.unique(numbers, return_inverse=True)[1])
 
 
 def _refuse_packed(line: Floats) -> None:
@@ -414,13 +417,12 @@ def _refuse_packed(line: Floats) -> None:
         raise ValueError("positions begin again; give Positions.packed(position_ids), or coordinates (n, 1) of places")
 
 
-def _distances(given: Any) -> Floats:
+def _distances(given: Any) -> Tensor:
     """Return distances, (m, n)."""
-    check_unmasked("distances", given)
     matrix = real_numbers("distances", given).astype(np.float64)
     if matrix.ndim != 2 or not matrix.size or not (matrix >= 0).all():
         raise ValueError("distances must be a matrix (query, key) of numbers that are at least 0, or infinite")
-    return matrix
+    return _tensor(matrix)
 
 
 def _numbered(vectors: Floats, tolerance: float, codes: Integers | int = 0) -> Integers:

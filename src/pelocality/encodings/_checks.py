@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pelocality._checks import check_unmasked, real_numbers
+from pelocality._checks import real_numbers
 
 PerHead = float | Sequence[float] | Tensor
 
@@ -28,11 +28,10 @@ def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = T
         ValueError: The wrong number of numbers; or one that is NaN, infinite, not positive, or one of these after
             rounding to the dtype that encodings work in.
     """
-    check_unmasked(name, value)
-    array = real_numbers(name, value)
-    if array.dtype.kind == "b":
+    array = value if isinstance(value, Tensor) else real_numbers(name, value)
+    if str(array.dtype).removeprefix("torch.").startswith(("bool", "complex")):
         raise TypeError(f"{name} must be a number, or one per head, got {value!r}")
-    numbers = torch.as_tensor(array, dtype=torch.float64, device="cpu")
+    numbers = torch.as_tensor(array, dtype=torch.float64, device="cpu").detach()
     heads = max(numbers.numel(), 1) if heads is None else heads
     if numbers.ndim > 1 or numbers.numel() not in (1, heads):
         raise ValueError(f"{name} must be a number, or one for each of {heads} heads, got {value!r}")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import check_unmasked, count, number, real_numbers
+from pelocality._checks import count, number, real_numbers
 
 _FIXED = ("default", "linear", "yarn", "llama3")
 
@@ -111,7 +111,6 @@ def published_frequencies(dim: int, base: float, scaling: dict[str, Any] | None)
 
 def checked_frequencies(frequencies: Any, heads: int, bands: int) -> Tensor:
     """Return frequencies as (1, bands) or (heads, bands), in float64."""
-    check_unmasked("frequencies", frequencies)
     values = torch.as_tensor(real_numbers("frequencies", frequencies), dtype=torch.float64, device="cpu")
     values = values[None] if values.ndim == 1 else values
     if values.ndim != 2 or values.shape[0] not in (1, heads) or values.shape[1] != bands:

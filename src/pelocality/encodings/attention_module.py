@@ -175,7 +175,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         return P @ v, P
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (batch, heads, n, d_head)
+        return x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)  # (batch, heads, n, d_head)
 
     def _merge(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(2)  # (batch, n, d)

@@ -262,9 +262,10 @@ class AttenuatedEncoding(RelativeEncoding):
 
         localities = per_head("locality", locality, heads, positive=False)
         balances = per_head("direction_balance", direction_balance, heads, positive=False)
-        heads, n = heads or max(len(localities), len(balances)), count("length", length, least=2)
-        targets = torch.stack([localities.expand(heads), balances.expand(heads)], -1).tolist()
-        decay, symmetry = zip(*(decay_and_symmetry(*each, n, causal) for each in targets), strict=True)
+        heads = max(len(localities), len(balances)) if heads is None else count("heads", heads)
+        n = count("length", length, least=2)
+        targets = zip(localities.expand(heads).tolist(), balances.expand(heads).tolist(), strict=True)
+        decay, symmetry = zip(*(decay_and_symmetry(a, b, n, causal) for a, b in targets), strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
         return cls(
             heads=heads,

@@ -166,11 +166,7 @@ def past_locality(
 
 
 def distance_profile(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
+    attention: Attention, *, positions: PositionsLike | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Tensor:
     """Return the mean attention at every signed distance.
 
@@ -200,11 +196,7 @@ def distance_profile(
 
 
 def profile_asymmetry(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
+    attention: Attention, *, positions: PositionsLike | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Tensor:
     """Return the asymmetry of the distance profile at every distance.
 
