@@ -225,8 +225,6 @@ def test_tensor_arguments_of_a_custom_encoding_keep_their_axes_and_their_kind(nu
     twin = Encoding.from_configuration(described)
     twin.load_state_dict(encoding.state_dict())
     assert torch.equal(twin(4), encoding(4))
-    with pytest.raises(TypeError, match="complex64 has no JSON value"):
-        Table(numbers, order=torch.tensor([1j])).configuration()
 
 
 @pytest.mark.parametrize("make", [FIXED[1], LEARNED[0], LEARNED[4]])
@@ -411,13 +409,11 @@ MISTAKES = {
         ("heads", lambda: ALiBi(heads=2.0)),
         ("causal", lambda: ALiBi(heads=2, causal=1)),
         ("slopes", lambda: ALiBi(2, slopes=torch.tensor([1 + 1j, 2]))),
-        ("slopes", lambda: ALiBi(2, slopes=[np.complex64(1j), 2])),
         ("slopes", lambda: ALiBi(2, slopes=np.array([True, False]))),
         ("query_length", lambda: ALiBi(heads=2)(2.5)),
         ("mask", lambda: ALiBi(heads=2)(3, mask=torch.ones(2, 3))),
-        ("dtype", lambda: ALiBi(heads=2)(3, dtype=torch.int64)),
+        ("floating", lambda: ALiBi(heads=2)(3, dtype=torch.int64)),
         ("base", lambda: SinusoidalEncoding(base="a")),
-        ("configuration", lambda: Encoding.from_configuration(None)),
     ],
 }
 
@@ -437,9 +433,7 @@ def test_a_custom_formula_of_another_shape_is_refused(bias):
 
     encoding = Custom(heads=3)
     for use in (encoding.weights, encoding, encoding.relative, encoding.score_modification):
-        with pytest.raises(
-            ValueError, match=r"Custom.at must return \(3 or 1, 9\): its heads, then the shape of the dis"
-        ):
+        with pytest.raises(ValueError, match=r"Custom.at must return \(3 or 1, 9\)"):
             use(5)
 
 

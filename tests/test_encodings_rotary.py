@@ -148,10 +148,8 @@ def test_models_without_one_rotation_are_refused():
     with pytest.raises(ValueError, match="no rotary module"):
         RotaryEncoding.from_model(hf.BertModel(hf.BertConfig(**sizes)))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(ValueError, match="length of its input"):
+    with pytest.raises(ValueError, match="depend on the length"):
         RotaryEncoding.from_model(hf.LlamaModel(hf.LlamaConfig(**sizes, rope_parameters=rope)))
-    with pytest.raises(TypeError, match="must be a module"):
-        RotaryEncoding.from_model("llama")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +171,6 @@ def test_models_without_one_rotation_are_refused():
         ({"dim": 4, "scaling": "linear"}, "dictionary"),
         ({"dim": 4, "frequencies": [1e300, 1.0]}, "finite in float32"),
         ({"dim": 4, "frequencies": "ab"}, "frequencies"),
-        ({"dim": 4, "frequencies": [True, False]}, "booleans"),
         ({"dim": 4, "frequencies": torch.ones(2, dtype=torch.complex64)}, "real numbers"),
         ({"dim": 4, "attention_scaling": math.nan}, "attention_scaling"),
     ],

@@ -48,12 +48,17 @@ def weights_by_position(matrices: Matrices) -> Tensor:
 
 def distances(matrices: Matrices) -> Tensor:
     """Return the distance of every query and key, (m, n), in the precision of the sums."""
-    device, n = matrices.weights.device, matrices.weights.shape[-1]
+    distance = offsets(matrices).abs() if matrices.positions is None else matrices.positions.distance
     dtype = torch.promote_types(matrices.weights.dtype, torch.float32)
+    return distance.to(dtype).to(matrices.weights.device)
+
+
+def offsets(matrices: Matrices) -> Tensor:
+    """Return the signed distance of every query and key, (m, n), below 0 for keys before the query."""
     if matrices.positions is not None:
-        return matrices.positions.distance.to(dtype).to(device)
-    i = torch.arange(n, device=device)
-    return (i - i[:, None]).abs().to(dtype)
+        return matrices.positions.offset.to(matrices.weights.device)
+    i = torch.arange(matrices.weights.shape[-1], device=matrices.weights.device)
+    return i - i[:, None]
 
 
 def profile(matrices: Matrices) -> Tensor:
@@ -82,8 +87,7 @@ def mass_by_ring(matrices: Matrices, *, rows: bool) -> tuple[Tensor, Tensor]:
     """
     weights = weights_by_position(matrices).double()
     if matrices.positions is None:
-        radius = torch.arange(weights.shape[-1], device=weights.device)
-        ring = (radius - radius[:, None]).abs()
+        radius, ring = torch.arange(weights.shape[-1], device=weights.device), offsets(matrices).abs()
     else:
         radius, ring = (each.to(weights.device) for each in matrices.positions.rings)
     if not rows:
@@ -109,11 +113,7 @@ def _sum_by(group: Tensor, groups: int, weights: Tensor) -> Tensor:
 
 def past_and_future(matrices: Matrices) -> tuple[Tensor, Tensor]:
     """Return which keys lie before and behind each query, boolean (m, n) each."""
-    if matrices.positions is None:
-        n = matrices.weights.shape[-1]
-        i = torch.arange(n, device=matrices.weights.device)
-        return i < i[:, None], i > i[:, None]
-    offset = matrices.positions.offset.to(matrices.weights.device)
+    offset = offsets(matrices)
     return offset < 0, offset > 0
 
 
