@@ -251,7 +251,7 @@ MISREAD = {
         ("values", lambda: mean_over_runs([[0.7, 0.72]])),
         ("values", lambda: mean_over_runs(0.7)),
         ("values", lambda: t_interval(0.7)),
-        ("agree", lambda: wilson([1, 2], [3, 4, 5])),
+        ("shapes", lambda: wilson([1, 2], [3, 4, 5])),
     ],
     TypeError: [
         ("two_sided", lambda: sign_flip([[1]], two_sided="no")),

@@ -29,6 +29,11 @@ class Pairs(NamedTuple):
     exists: Tensor
 
 
+def _as_tensor(name: str) -> Any:
+    """Return a property that reads an array, if there is one, as a tensor."""
+    return property(lambda self: None if getattr(self, name) is None else _tensor(getattr(self, name)))
+
+
 class Positions(Configurable):
     """Coordinates of queries and keys, with which every metric measures distance.
 
@@ -102,18 +107,18 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
-        self.keys, rounding = _coordinates("keys", keys)
-        self.queries, of_queries = _coordinates("queries", queries)
-        self.distances = None if distances is None else _distances(distances)
-        if self.queries is not None and self.queries.shape[1] != self.dimensions:
-            raise ValueError(f"queries must have {self.dimensions} coordinates as keys, got {self.queries.shape[1]}")
+        self._keys, rounding = _coordinates("keys", keys)
+        self._queries, of_queries = _coordinates("queries", queries)
+        if self._queries is not None and self._queries.shape[1] != self.dimensions:
+            raise ValueError(f"queries must have {self.dimensions} coordinates as keys, got {self._queries.shape[1]}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
-        self.sequence = None if sequence is None else _sequences(sequence, self.keys, self.queries)
-        if self.keys is not None and sequence is None and queries is None and np.ndim(keys) == 1:
-            _refuse_packed(self._y[:, 0])
-        if self.before and (self.queries is not None or self.shape[0] != self.shape[1]):
+        self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
+        if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
+            _refuse_packed(self._keys[:, 0])
+        self._distances = None if distances is None else _distances(distances)
+        if self.before and (self._queries is not None or self.shape[0] != self.shape[1]):
             raise ValueError("before= is for tokens that are queries and keys; leave it out")
 
     @classmethod
@@ -162,9 +167,9 @@ class Positions(Configurable):
 
     def __repr__(self) -> str:
         m, n = self.shape
-        who = f"{n} places" if self.queries is None and m == n else f"{m} queries, {n} keys"
+        who = f"{n} places" if self._queries is None and m == n else f"{m} queries, {n} keys"
         kind = f" of {self.dimensions} coordinate{'s' * (self.dimensions > 1)}" if self.dimensions else " by distances"
-        more = "" if self.sequence is None else f", {self.sequence.max() + 1} sequences"
+        more = "" if self._sequence is None else f", {self._sequence.max() + 1} sequences"
         return f"Positions({who}{kind}{more}{f', before={self.before}' * bool(self.before)})"
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -174,17 +179,19 @@ class Positions(Configurable):
         computed = [name for name in vars(type(self)) if isinstance(vars(type(self))[name], cached_property)]
         return {name: value for name, value in vars(self).items() if name not in computed}
 
+    keys, queries, sequence, distances = map(_as_tensor, ("_keys", "_queries", "_sequence", "_distances"))
+
     @property
     def shape(self) -> tuple[int, int]:
         """The number of queries and of keys, without the tokens that have no place."""
-        if self.distances is not None:
-            return self.distances.shape[0], self.distances.shape[1]
+        if self._distances is not None:
+            return self._distances.shape[0], self._distances.shape[1]
         return len(self._x), len(self._y)
 
     @property
     def dimensions(self) -> int:
         """The number of coordinates, 0 of distances."""
-        return 0 if self.keys is None else int(self.keys.shape[1])
+        return 0 if self._keys is None else int(self._keys.shape[1])
 
     @property
     def has_directions(self) -> bool:
@@ -194,7 +201,7 @@ class Positions(Configurable):
     @cached_property
     def is_line(self) -> bool:
         """Whether these are tokens one after the other, one unit apart, each a query and a key."""
-        plain = self.queries is None and self.sequence is None and self.ring is None and not self.before
+        plain = self._queries is None and self._sequence is None and self.ring is None and not self.before
         return plain and self.has_directions and bool((np.diff(self._y[:, 0]) == 1).all())
 
     # ---- distances
@@ -202,15 +209,7 @@ class Positions(Configurable):
     @cached_property
     def distance(self) -> Tensor:
         """The distance of every query and key, (m, n), float64, on the CPU; equal up to the tolerance is equal."""
-        if self.distances is not None:
-            return self.distances
-        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
-        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
-        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
-        distance = level[index[:-1]].reshape(self.shape)
-        if self.sequence is not None:
-            distance = np.where(self._same_sequence, distance, np.inf)
-        return _tensor(distance)
+        return _tensor(self._distance)
 
     @cached_property
     def offset(self) -> Tensor:
@@ -222,8 +221,7 @@ class Positions(Configurable):
         if not self.has_directions:
             advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
             raise ValueError(f"these positions have no past and no future, which this measures; {advice}")
-        distance = self.distance.numpy()
-        return _tensor(np.where(self._displacement[..., 0] < 0, -distance, distance))
+        return _tensor(np.where(self._displacement[..., 0] < 0, -self._distance, self._distance))
 
     @cached_property
     def later(self) -> Tensor | None:
@@ -232,14 +230,14 @@ class Positions(Configurable):
         Tokens that are queries and keys come in their order. Of other keys, those with a larger coordinate are later.
         """
         m, n = self.shape
-        if self.queries is None and m == n:
+        if self._queries is None and m == n:
             return _tensor(np.triu(np.ones((n, n), bool), 1))
         return self.offset > 0 if self.has_directions else None
 
     @cached_property
     def rings(self) -> tuple[Tensor, Tensor]:
         """The distances that occur, from 0 on, (r,), and which of them each query and key has, (m, n), -1 for none."""
-        distance = self.distance.numpy()
+        distance = self._distance
         if self.ring is not None:
             distance = np.floor(distance / self.ring + 0.5) * self.ring
         level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
@@ -278,17 +276,17 @@ class Positions(Configurable):
 
         Displacements are vectors; of positions that are distances, which have no direction, the distance.
         """
-        if self.keys is None:
+        if self._keys is None:
             return self.rings[1]
         codes = _numbered(self._displacement, self.tolerance)
-        return _tensor(_levels(np.where(np.isinf(self.distance.numpy()), np.inf, codes), 0.0)[1])
+        return _tensor(_levels(np.where(np.isinf(self._distance), np.inf, codes), 0.0)[1])
 
     # ---- places
 
     @cached_property
     def places(self) -> Tensor:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _tensor(_numbered(self._y, self.tolerance, 0 if self.sequence is None else self.sequence.numpy()))
+        return _tensor(self._places)
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -297,15 +295,14 @@ class Positions(Configurable):
         Raises:
             ValueError: Distances, which have no opposite.
         """
-        if self.keys is None:
+        if self._keys is None:
             raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
-        first = np.unique(self.places.numpy(), return_index=True)[1]
+        first = np.unique(self._places, return_index=True)[1]
         place = self._y[first]
         # axis by axis: which places agree with the reflection so far, by their number among the known combinations
         known, wanted = np.zeros(len(place), np.int64), np.zeros((len(self._x), len(place)), np.int64)
-        if self.sequence is not None:
-            sequence = self.sequence.numpy()
-            known, wanted = sequence[first], np.broadcast_to(sequence[:, None], wanted.shape)
+        if self._sequence is not None:
+            known, wanted = self._sequence[first], np.broadcast_to(self._sequence[:, None], wanted.shape)
         for axis in range(self.dimensions):
             level, index = _levels(place[:, axis], self.tolerance)
             reflected = 2 * self._x[:, axis, None] - place[:, axis]
@@ -317,8 +314,8 @@ class Positions(Configurable):
         opposite[known] = np.arange(len(place))
         other = opposite[wanted]  # the last entry is that of -1
         exists = np.arange(len(place)) < other  # each pair once
-        if self.sequence is not None:
-            exists &= self._same_sequence[:, first]
+        if self._sequence is not None:
+            exists &= self._sequence[first] == self._sequence[:, None]
         query, left = np.nonzero(exists)
         numbers = exists.sum(1)
         column = np.arange(len(query)) - np.repeat(numbers.cumsum() - numbers, numbers)
@@ -343,10 +340,10 @@ class Positions(Configurable):
         return self.placed if chosen == slice(0, self.shape[1]) else self._cut(chosen)
 
     def _cut(self, chosen: slice) -> Self:
-        if self.distances is not None:
-            part = type(self)(distances=self.distances[chosen, chosen], ring=self.ring)
+        if self._distances is not None:
+            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
         else:
-            sequence = None if self.sequence is None else self.sequence[chosen]
+            sequence = None if self._sequence is None else self._sequence[chosen]
             part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
         vars(part)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
         return part
@@ -355,21 +352,32 @@ class Positions(Configurable):
 
     @property
     def _y(self) -> Floats:
-        assert self.keys is not None
-        return self.keys.numpy()
+        assert self._keys is not None
+        return self._keys
 
     @property
     def _x(self) -> Floats:
-        return self._y if self.queries is None else self.queries.numpy()
-
-    @property
-    def _same_sequence(self) -> Any:
-        assert self.sequence is not None
-        return self.sequence.numpy() == self.sequence.numpy()[:, None]
+        return self._y if self._queries is None else self._queries
 
     @cached_property
     def _displacement(self) -> Floats:
         return self._y - self._x[:, None]  # (m, n, d)
+
+    @cached_property
+    def _distance(self) -> Floats:
+        if self._distances is not None:
+            return self._distances
+        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
+        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
+        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
+        distance = level[index[:-1]].reshape(self.shape)
+        if self._sequence is None:
+            return distance
+        return np.where(self._sequence == self._sequence[:, None], distance, np.inf)
+
+    @cached_property
+    def _places(self) -> Integers:
+        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:
@@ -378,7 +386,7 @@ def _tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _coordinates(name: str, given: Any) -> tuple[Tensor | None, float]:
+def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     """Return coordinates (n, d) as int64 or float64, and the rounding of their dtype at the largest of them."""
     if given is None:
         return None, 0.0
@@ -392,21 +400,21 @@ def _coordinates(name: str, given: Any) -> tuple[Tensor | None, float]:
     if square and (coordinates >= 0).all() and not coordinates.diagonal().any():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
-        return _tensor(coordinates.astype(np.int64)), 0.0
+        return coordinates.astype(np.int64), 0.0
     coordinates = coordinates.astype(np.float64)
     largest = float(np.abs(coordinates).max())
     if not largest < 1e150:  # squares must be finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
     precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
-    return _tensor(coordinates), 8 * float(precision.eps) * largest
+    return coordinates, 8 * float(precision.eps) * largest
 
 
-def _sequences(given: Any, keys: Tensor | None, queries: Tensor | None) -> Tensor:
+def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integers:
     """Return the number of the sequence of each key, (n,)."""
     numbers = real_numbers("sequence", given)
     if keys is None or queries is not None or numbers.shape != (len(keys),) or numbers.dtype.kind not in "iu":
         raise ValueError(f"sequence must be an integer for each key, got {numbers.dtype} of shape {numbers.shape}")
-    return _tensor(np.unique(numbers, return_inverse=True)[1])
+    return np.unique(numbers, return_inverse=True)[1]
 
 
 def _refuse_packed(line: Floats) -> None:
@@ -417,12 +425,12 @@ def _refuse_packed(line: Floats) -> None:
         raise ValueError("positions begin again; give Positions.packed(position_ids), or coordinates (n, 1) of places")
 
 
-def _distances(given: Any) -> Tensor:
+def _distances(given: Any) -> Floats:
     """Return distances, (m, n)."""
     matrix = real_numbers("distances", given).astype(np.float64)
     if matrix.ndim != 2 or not matrix.size or not (matrix >= 0).all():
         raise ValueError("distances must be a matrix (query, key) of numbers that are at least 0, or infinite")
-    return _tensor(matrix)
+    return matrix
 
 
 def _numbered(vectors: Floats, tolerance: float, codes: Integers | int = 0) -> Integers:
