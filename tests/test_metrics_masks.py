@@ -179,12 +179,6 @@ def test_crops_that_keep_no_weight_are_refused():
     assert crop(random_attention(4, 4), np.int64(-3), np.int64(-1)).shape == (2, 2)
 
 
-def test_crop_accepts_negative_indices_like_a_slice():
-    attention = random_attention(3, 9, 9)
-    torch.testing.assert_close(crop(attention, 1, -1), crop(attention, 1, 8))
-    torch.testing.assert_close(crop(attention, 1, -1).sum(-1), torch.ones(3, 7, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("name", [name for name in METRICS if name != "crop"])
 def test_every_metric_leaves_out_the_first_tokens(name):
     metric, attention = getattr(metrics, name), random_attention(2, 3, 9, 9).tril()

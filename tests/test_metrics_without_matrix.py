@@ -146,17 +146,6 @@ def test_a_geometric_distribution_has_its_closed_form_at_a_million_positions():
     assert abs(both.direction_balance.item()) < 1e-12
 
 
-def test_uniform_attention_has_its_closed_form_at_a_million_positions():
-    n = 1_000_000
-    result = measure_relative(0 * distances(n))
-    assert result.mean_distance.item() == pytest.approx((n**2 - 1) / (3 * n), rel=1e-9)
-    assert result.entropy.item() == pytest.approx(1, rel=1e-12)
-    assert result.adjusted_locality.item() == pytest.approx(0, abs=1e-12)
-    assert result.sink_rate.item() == pytest.approx(1 / n, rel=1e-9)
-    assert result.half_life() == math.inf
-    assert result.window(0.5).item() == pytest.approx((1 - math.sqrt(0.5)) * n, abs=2)
-
-
 def test_many_short_heads_are_measured_as_one_by_one():
     bias = random_table(2, 200, 2 * 700 - 1)  # more numbers than are measured at a time
     result = measure_relative(bias)
