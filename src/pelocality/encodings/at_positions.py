@@ -95,9 +95,7 @@ class PositionedEncoding(_PlacedEncoding):
         sided = getattr(encoding, "signed", False) or isinstance(encoding, T5Buckets)
         leans = (sided or encoding.future_only is not None) and not encoding.causal
         if not self.positions.has_directions and (leans or not self._is_symmetric()):
-            raise ValueError(
-                "encoding must be symmetric at positions without a past and a future; see DisplacementTable"
-            )
+            raise ValueError("encoding must be symmetric at positions without a past; see DisplacementTable")
 
     def by_position(self) -> Tensor:  # noqa: D102
         return self.encoding.at(self.get_buffer("_distance").to(self.working_dtype)).to(self.working_dtype)

@@ -244,7 +244,7 @@ class Encoding(Configurable, nn.Module, ABC):
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.is_floating_point():
-            raise TypeError(f"mask must be a tensor of booleans or integers (0: hidden), got {mask!r}")
+            raise TypeError(f"mask must be a tensor of booleans or integers (0: hidden), got {described(mask)}")
         shape = tuple(mask.shape)
         while 2 <= mask.ndim < 4:
             mask = mask.unsqueeze(1)

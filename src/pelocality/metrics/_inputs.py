@@ -114,7 +114,7 @@ def map_matrices(
 
     Raises:
         TypeError: The attention is not a float tensor, array or sequence of them.
-        ValueError: It is not square, has no positions, its layers differ in shape, or a mask or positions do not fit.
+        ValueError: It is not square, has no positions, or a mask or positions do not fit.
     """
     if positions is None and hasattr(attention, "attention"):
         positions = getattr(attention, "positions", None)
