@@ -28,9 +28,7 @@ class _PlacedEncoding(Encoding):
         m, n = self.positions.shape
         if m != n or self.positions.queries is not None:
             raise ValueError(f"positions must be of tokens that are queries and keys, got {m} queries and {n} keys")
-        apart = self.positions.distance.isinf()
-        self._is_apart = bool(apart.any())
-        self.register_buffer("_apart", apart if self._is_apart else None, persistent=False)
+        self.register_buffer("_apart", self.positions.distance.isinf(), persistent=False)
 
     @property
     def depends_on_mask(self) -> bool:
@@ -44,9 +42,7 @@ class _PlacedEncoding(Encoding):
         before, n = self.positions.before, self.positions.shape[1]
         if key_length != before + n:
             raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; see before=")
-        bias = self.by_position()
-        if self._is_apart:
-            bias = bias.masked_fill(self.get_buffer("_apart"), -torch.inf)
+        bias = self.by_position().masked_fill(self.get_buffer("_apart"), -torch.inf)
         bias = nn.functional.pad(bias, (before, 0, before, 0))
         if self.causal:
             later = torch.ones(key_length, key_length, dtype=torch.bool, device=bias.device).triu(1)

@@ -151,9 +151,8 @@ class PositionalSelfAttention(nn.MultiheadAttention):
             else:
                 mask = visible if added is None else cast(added, q.dtype, visible)
             weights = attention_weights(q, k, mask) if need_weights else None
-            output = (
-                attend(q, k, v, mask, dropout, None) if weights is None else functional.dropout(weights, dropout) @ v
-            )
+            dropped = None if weights is None else functional.dropout(weights, dropout)
+            output = attend(q, k, v, mask, dropout, None) if dropped is None else dropped @ v
         output = self._merge(output)
         if self.mode == "concat":
             positional, P = self._mix(v, visible)

@@ -267,15 +267,8 @@ class AttenuatedEncoding(RelativeEncoding):
         targets = zip(localities.expand(heads).tolist(), balances.expand(heads).tolist(), strict=True)
         decay, symmetry = zip(*(decay_and_symmetry(a, b, n, causal) for a, b in targets), strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
-        return cls(
-            heads=heads,
-            decay=torch.tensor(decay, dtype=torch.float64, device="cpu") / (scales if form == "logits" else 1),
-            symmetry=symmetry,
-            form=form,
-            learnable=learnable,
-            scale=scale,
-            causal=causal,
-        )
+        w = torch.tensor(decay, dtype=torch.float64, device="cpu") / (scales if form == "logits" else 1)
+        return cls(heads, w, symmetry, form, learnable, scale, causal)
 
 
 def _names(learnable: bool | Sequence[str], causal: bool) -> tuple[str, ...]:
