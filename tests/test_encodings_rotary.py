@@ -158,7 +158,7 @@ def test_models_without_one_rotation_are_refused():
         ({"dim": 7}, "even"),
         ({"dim": 8, "scaling": {"rope_type": "ntk"}}, "rope_type"),
         ({"dim": 8, "scaling": {"factor": 2.0}}, "rope_type"),
-        ({"dim": 8, "scaling": {"rope_type": "dynamic", "factor": 2.0}}, "length of the input"),
+        ({"dim": 8, "scaling": {"rope_type": "dynamic", "factor": 2.0}}, "frequencies="),
         ({"dim": 8, "scaling": {"rope_type": "linear"}}, "factor"),
         ({"dim": 8, "scaling": {"rope_type": "yarn", "factor": 2.0}}, "original_max_position_embeddings"),
         ({"dim": 8, "frequencies": [1.0, 0.1]}, r"\(4,\)"),

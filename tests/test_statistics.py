@@ -250,7 +250,6 @@ MISREAD = {
         ("groups", lambda: mean_over_groups([[1, 0]], ["a", "b"])),
         ("values", lambda: mean_over_runs([[0.7, 0.72]])),
         ("values", lambda: mean_over_runs(0.7)),
-        ("values", lambda: t_interval(0.7)),
         ("shapes", lambda: wilson([1, 2], [3, 4, 5])),
     ],
     TypeError: [

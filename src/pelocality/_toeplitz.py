@@ -21,8 +21,8 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
     Returns:
         (..., q, k).
     """
-    if torch.compiler.is_compiling():  # whose gradient is compiled too
-        return _Toeplitz.forward(by_distance, query_length)
+    if torch.compiler.is_compiling():
+        return _tiled(by_distance, query_length)
     result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
     return result
 
@@ -67,3 +67,14 @@ class _Toeplitz(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return toeplitz(tangent, ctx.query_length)
+
+
+def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
+    """Return `toeplitz` made of views, which a compiler fuses and which are not specialised to one length."""
+    heads, width = by_distance.shape
+    if width == 1:
+        return by_distance[:, None]
+    # repeated, then read in rows one shorter than itself: each row starts one number earlier
+    tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
+    rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
+    return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]

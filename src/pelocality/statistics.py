@@ -370,7 +370,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
 
     Raises:
         TypeError: Values or a coverage that are not real numbers.
-        ValueError: A coverage outside (0, 1), or a single number.
+        ValueError: A coverage outside (0, 1).
 
     Examples:
         >>> low, high = t_interval([0.70, 0.72, 0.74])
@@ -379,8 +379,6 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
     """
     check_confidence(confidence)
     x = real_numbers("values", values).astype(float)
-    if not x.ndim:
-        raise ValueError(f"values must be several independent values, got the number {x}")
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
     mean, half = x.mean(0), _t(confidence, len(x) - 1) * stats.sem(x, 0)

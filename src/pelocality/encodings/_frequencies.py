@@ -1,7 +1,6 @@
 """Where the frequencies of a rotation come from: a base, a scaling for long inputs, numbers, or a model."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +25,11 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
     """Return the rotations of a transformers model.
 
     Raises:
+        TypeError: The model is not a module.
         ValueError: A model without rotations, or with frequencies that depend on the length of the input.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}")
     found = []
     for place, module in model.named_modules():
         if any(map(by_length, rope_types(module))):
@@ -73,15 +75,13 @@ def checked_scaling(scaling: Any) -> dict[str, Any] | None:
     """Return a copy of ``rope_parameters``, with the name of today for what they once called type."""
     if scaling is None:
         return None
-    if not isinstance(scaling, Mapping):
-        raise TypeError(f"scaling must be a dictionary with a 'rope_type', got {scaling!r}")
     given = dict(scaling)
     kind = given.setdefault("rope_type", given.pop("type", None))
     given.pop("type", None)
-    if isinstance(kind, str) and by_length(kind):
-        raise ValueError(f"scaling '{kind}' depends on the length of the input; give frequencies= of one length")
-    if kind not in _FIXED:
-        raise ValueError(f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}")
+    if kind not in _FIXED:  # others depend on the length of the input
+        raise ValueError(
+            f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}; or use frequencies="
+        )
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("scaling must not have a partial_rotary_factor; dim is the number of dimensions that rotate")
     if kind != "default" and not 0 < (factor := number("factor of the scaling", given.get("factor"))) < math.inf:
