@@ -161,8 +161,7 @@ class DistanceTable(RelativeEncoding):
         inner = on_float64_device(given)
         n = inner.shape[-1]
         if inner.ndim != 4 or n < 2:
-            got = f"{tuple(inner.shape)} after {cut} cut from each end"
-            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {got}")
+            raise ValueError(f"attention must be (layer, head, n, n), n >= 2 after the cut, got {tuple(inner.shape)}")
         if (layers := getattr(attention, "layers", None)) is not None:  # a result has layers in the requested order
             inner = inner[torch.tensor(layers, device=inner.device).argsort()]
         by_distance = diagonal_sums(inner, torch.float64)

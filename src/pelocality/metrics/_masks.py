@@ -84,8 +84,7 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
     shape = tuple(matrices.shape)
     fits = visible.ndim == len(shape) and all(a in (1, b) for a, b in zip(visible.shape[:-2], shape[:-2], strict=True))
     if visible.shape[-2:] != shape[-2:] or (visible.ndim != 2 and not fits):
-        mismatch = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
-        raise ValueError(f"{mismatch}; give (n, n) or all axes, such as visible[:, None] of (layer, n, n)")
+        raise ValueError(f"visible must be (n, n), or fit all axes of attention {shape}, got {tuple(visible.shape)}")
     return visible.to(matrices.device).expand(shape)
 
 
