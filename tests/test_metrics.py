@@ -128,7 +128,7 @@ def test_threads_do_not_change_the_numbers():
     torch.testing.assert_close(alone.locality, together.locality, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("n", [5, 12])
+@pytest.mark.parametrize("n", [5, 9])
 def test_gradients_equal_finite_differences(n, monkeypatch):
     monkeypatch.setattr(_row_pass, "_BLOCK", 50)  # several blocks of rows
     logits = (

@@ -43,8 +43,12 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) ->
         _measure(weights, weights.view(integer), decay, first, height, pairs, *tolerance, ABSOLUTE_FLOOR, out, start)
 
     starts = range(0, batch * height, size)
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(measure, starts))
+    if (threads := min(torch.get_num_threads(), len(starts))) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(measure, starts))
+    else:
+        for start in starts:
+            measure(start)
     total, smallest, *rest = sums.reshape(len(sums), batch, height)
     return total, smallest.amin().item() if smallest.numel() else 0.0, *rest
 
