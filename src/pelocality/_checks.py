@@ -121,8 +121,10 @@ def check_confidence(confidence: Any) -> None:
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise a ValueError unless a value is among the choices."""
     if value not in choices:
+        *most, last = map(repr, choices)
+        wanted = f"{', '.join(most)} or {last}" if most else last
         close = nearest(value, choices) if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}{close}")
+        raise ValueError(f"{name} must be {wanted}, got {value!r}{close}")
 
 
 def are_names(value: Any) -> bool:
