@@ -137,45 +137,30 @@ def test_attention_layers_take_them():
     query, key, value = torch.randn(3, 1, 2, 17, 4)
     expected = (query @ key.mT / 2 + encoding(17)).softmax(-1) @ value
     torch.testing.assert_close(biased_attention(query, key, value, encoding), expected)
-    with pytest.raises(ValueError, match="the positions of the encoding are of 17 tokens, got 16; inputs"):
+    with pytest.raises(ValueError, match="the positions of the encoding are of 17 tokens, got 16"):
         layer(x[:, 1:])
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: PositionedEncoding(NoEncoding, GRID), TypeError, "encoding must be a function of distance, such as"),
-        (lambda: PositionedEncoding(AttenuatedEncoding(), GRID), TypeError, "got AttenuatedEncoding"),
-        (
-            lambda: PositionedEncoding(AttenuatedEncoding(symmetry=0.5, form="logits"), GRID),
-            ValueError,
-            "AttenuatedEncoding must be symmetric at positions without a past and a future",
-        ),
-        (
-            lambda: PositionedEncoding(AttenuatedEncoding(form="logits", learnable=["symmetry"]), GRID),
-            ValueError,
-            "must be symmetric at positions",
-        ),
-        (
-            lambda: PositionedEncoding(DistanceTable(signed=True), Positions(GRID.keys, ring=1)),
-            ValueError,
-            "DistanceTable must be symmetric at positions",
-        ),
-        (
-            lambda: PositionedEncoding(DistanceTable(), GRID),
-            ValueError,
-            r"has numbers at whole distances only; give Positions\(..., ring=1\)",
-        ),
-        (
-            lambda: DisplacementTable(2, Positions(range(4), queries=range(2))),
-            ValueError,
-            "positions must be of tokens that are queries and keys, got 2 queries and 4 keys",
-        ),
+REFUSED = {
+    "encoding must be a function of distance": [
+        lambda: PositionedEncoding(NoEncoding, GRID),
+        lambda: PositionedEncoding(AttenuatedEncoding(), GRID),
     ],
-)
-def test_encodings_that_do_not_fit_are_refused(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+    "encoding must be symmetric": [
+        lambda: PositionedEncoding(AttenuatedEncoding(symmetry=0.5, form="logits"), GRID),
+        lambda: PositionedEncoding(AttenuatedEncoding(form="logits", learnable=["symmetry"]), GRID),
+        lambda: PositionedEncoding(DistanceTable(signed=True), Positions(GRID.keys, ring=1)),
+    ],
+    "ring=1": [lambda: PositionedEncoding(DistanceTable(), GRID)],
+    "positions must be of tokens": [lambda: DisplacementTable(2, Positions(range(4), queries=range(2)))],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_encodings_that_do_not_fit_are_refused(words):
+    for make in REFUSED[words]:
+        with pytest.raises((TypeError, ValueError), match=words):
+            make()
 
 
 # ---- in a vision transformer
@@ -240,7 +225,7 @@ def test_a_grid_without_the_class_token_is_refused():
 
 def test_the_numbers_of_another_grid_are_not_loaded():
     saved = DisplacementTable(2, Positions.grid(4, 6)).state_dict()
-    with pytest.raises(RuntimeError, match=r"has positions='Positions.24 places of 2 coordinates"):
+    with pytest.raises(RuntimeError, match="has positions="):
         DisplacementTable(2, Positions.grid(6, 4)).load_state_dict(saved)
     DisplacementTable(2, Positions.grid(4, 6)).load_state_dict(saved)
 

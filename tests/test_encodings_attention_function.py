@@ -391,9 +391,9 @@ def test_keys_and_values_may_serve_groups_of_query_heads(length):
     bias = encoding(length)
     wanted = scaled_dot_product_attention(query, key, key, attn_mask=bias, enable_gqa=True)
     torch.testing.assert_close(found, wanted)
-    with pytest.raises(ValueError, match="keys and values of fewer heads need enable_gqa=True"):
+    with pytest.raises(ValueError, match="enable_gqa=True"):
         biased_attention(query, key, key, encoding)
-    with pytest.raises(ValueError, match="must fit, got shapes"):
+    with pytest.raises(ValueError, match="must fit"):
         biased_attention(query[:, :7], key, key, ALiBi(heads=7), enable_gqa=True)
 
 

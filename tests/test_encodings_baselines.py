@@ -70,11 +70,6 @@ def test_kerple_is_its_formula(r_1, r_2, kernel):
             assert bias[i, j].item() == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
-def test_the_power_kernel_with_exponent_one_is_alibi():
-    kernel = KERPLE(heads=8, kernel="power", strength=ALiBi(heads=8).slopes)
-    torch.testing.assert_close(kernel(30), ALiBi(heads=8)(30))
-
-
 @pytest.mark.parametrize("kernel", ["log", "power"])
 def test_kerple_stays_within_its_bounds_for_any_parameters(kernel):
     encoding = KERPLE(heads=2, kernel=kernel)
@@ -92,10 +87,6 @@ def test_a_window_attends_equally_to_its_neighbours():
         seen = [j for j in range(9) if abs(i - j) <= 2]
         for j in range(9):
             assert weights[i, j].item() == pytest.approx(1 / len(seen) if j in seen else 0.0)
-
-
-def test_a_window_of_width_zero_is_the_identity():
-    assert torch.equal(FixedWindow(width=0).weights(4)[0], torch.eye(4))
 
 
 def test_the_sinusoidal_table_is_the_one_of_distilbert():

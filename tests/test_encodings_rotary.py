@@ -148,10 +148,8 @@ def test_models_without_one_rotation_are_refused():
     with pytest.raises(ValueError, match="no rotary module"):
         RotaryEncoding.from_model(hf.BertModel(hf.BertConfig(**sizes)))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(ValueError, match="length of its input"):
+    with pytest.raises(ValueError, match="depend on the length"):
         RotaryEncoding.from_model(hf.LlamaModel(hf.LlamaConfig(**sizes, rope_parameters=rope)))
-    with pytest.raises(TypeError, match="must be a module"):
-        RotaryEncoding.from_model("llama")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_models_without_one_rotation_are_refused():
         ({"dim": 7}, "even"),
         ({"dim": 8, "scaling": {"rope_type": "ntk"}}, "rope_type"),
         ({"dim": 8, "scaling": {"factor": 2.0}}, "rope_type"),
-        ({"dim": 8, "scaling": {"rope_type": "dynamic", "factor": 2.0}}, "length of the input"),
+        ({"dim": 8, "scaling": {"rope_type": "dynamic", "factor": 2.0}}, "frequencies="),
         ({"dim": 8, "scaling": {"rope_type": "linear"}}, "factor"),
         ({"dim": 8, "scaling": {"rope_type": "yarn", "factor": 2.0}}, "original_max_position_embeddings"),
         ({"dim": 8, "frequencies": [1.0, 0.1]}, r"\(4,\)"),
@@ -173,7 +171,6 @@ def test_models_without_one_rotation_are_refused():
         ({"dim": 4, "scaling": "linear"}, "dictionary"),
         ({"dim": 4, "frequencies": [1e300, 1.0]}, "finite in float32"),
         ({"dim": 4, "frequencies": "ab"}, "frequencies"),
-        ({"dim": 4, "frequencies": [True, False]}, "booleans"),
         ({"dim": 4, "frequencies": torch.ones(2, dtype=torch.complex64)}, "real numbers"),
         ({"dim": 4, "attention_scaling": math.nan}, "attention_scaling"),
     ],

@@ -168,14 +168,6 @@ def test_a_result_in_which_every_key_is_visible_is_not_taken_for_causal():
         torch.testing.assert_close(found, metric(single, causal=False))
 
 
-def test_a_flag_may_be_one_of_numpy():
-    attention = uniform(6, causal=True)
-    assert torch.equal(metrics.locality(attention, rows=np.True_), metrics.locality(attention, rows=True))
-    assert metrics.entropy(attention, causal=np.bool_(True)) == metrics.entropy(attention, causal=True)
-    with pytest.raises(TypeError, match="rows must be True or False, got "):
-        metrics.locality(attention, rows=np.int64(1))
-
-
 def windowed(n, width):
     """Return uniform attention of a decoder to the last few tokens, and its visible keys."""
     i = torch.arange(n)

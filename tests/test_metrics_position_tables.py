@@ -69,25 +69,23 @@ def test_autocast_does_not_lower_the_precision():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "names"),
     [
-        ({"table": torch.ones(3)}, ValueError, "one embedding per position"),
-        ({"table": torch.ones(3, 0)}, ValueError, r"one embedding per position, got shape \(3, 0\)"),
-        ({"table": torch.ones(3, 4, device="meta")}, TypeError, "table must be a dense tensor with numbers"),
-        ({"table": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "floating"),
-        ({"table": "wpe"}, TypeError, "str"),
-        ({"table": torch.nn.Linear(3, 4)}, TypeError, r"got Linear; give its \.weight"),
-        ({"table": torch.ones(3, 4), "query": torch.nn.Linear(4, 2), "key": 1.0}, TypeError, r"give its \.weight\.T"),
-        ({"table": torch.full((3, 4), math.nan)}, ValueError, "NaN"),
-        ({"table": torch.ones(3, 4), "query": torch.ones(4, 2)}, ValueError, "together"),
+        ({"table": torch.ones(3)}, ValueError, "table"),
+        ({"table": torch.ones(3, 0)}, ValueError, "table"),
+        ({"table": torch.ones(3, 4, dtype=torch.int64)}, TypeError, "table"),
+        ({"table": torch.nn.Linear(3, 4)}, TypeError, "table"),
+        ({"table": torch.ones(3, 4), "query": torch.nn.Linear(4, 2), "key": 1.0}, TypeError, "query"),
+        ({"table": torch.full((3, 4), math.nan)}, ValueError, "table"),
+        ({"table": torch.ones(3, 4), "query": torch.ones(4, 2)}, ValueError, "query and key"),
         ({"table": torch.ones(3, 4), "query": torch.ones(2, 4), "key": torch.ones(2, 4)}, RuntimeError, "shapes"),
-        ({"table": torch.ones(3, 4), "similarity": "euclidean"}, ValueError, "cosine"),
-        ({"table": torch.ones(3, 4), "temperature": 0.0}, ValueError, "positive"),
-        ({"table": torch.ones(3, 4), "temperature": "2"}, TypeError, "temperature must be a number, got '2'"),
+        ({"table": torch.ones(3, 4), "similarity": "euclidean"}, ValueError, "similarity"),
+        ({"table": torch.ones(3, 4), "temperature": 0.0}, ValueError, "temperature"),
+        ({"table": torch.ones(3, 4), "temperature": "2"}, TypeError, "temperature"),
     ],
 )
-def test_invalid_tables_and_projections_raise_an_error(arguments, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_tables_and_projections_raise_an_error(arguments, error, names):
+    with pytest.raises(error, match=names):
         position_weights(**arguments)
 
 

@@ -77,6 +77,7 @@ def number(name: str, value: Any) -> float:
 
 def real_numbers(name: str, value: Any) -> NDArray[Any]:
     """Return an argument with real numbers, which may be a tensor, as an array; "0.5", dates and 1j are refused."""
+    check_unmasked(name, value)
     given = type(value).__name__
     try:
         array = np.asarray(_without_tensors(value))

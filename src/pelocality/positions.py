@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pelocality._checks import check_unmasked, count, number, real_numbers
+from pelocality._checks import count, number, real_numbers
 from pelocality._configuration import Configurable
 
 Floats = NDArray[Any]
@@ -27,6 +27,11 @@ class Pairs(NamedTuple):
     left: Tensor
     right: Tensor
     exists: Tensor
+
+
+def _as_tensor(name: str) -> Any:
+    """Return a property that reads an array, if there is one, as a tensor."""
+    return property(lambda self: None if getattr(self, name) is None else _tensor(getattr(self, name)))
 
 
 class Positions(Configurable):
@@ -54,6 +59,12 @@ class Positions(Configurable):
             coordinate, 0 for integers.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
+
+    Attributes:
+        keys: The coordinates of the keys, (n, d); None where distances were given.
+        queries: The coordinates of the queries, (m, d); None where they are the keys.
+        sequence: The number of each key's sequence, (n,); None where there is one sequence.
+        distances: The distances that were given, (m, n); None where coordinates were.
 
     Raises:
         TypeError: Coordinates that are not real numbers.
@@ -96,12 +107,10 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
-        none: tuple[Floats | None, float] = (None, 0.0)
-        self._keys, rounding = none if keys is None else _coordinates("keys", keys)
-        self._queries, of_queries = none if queries is None else _coordinates("queries", queries)
-        if self._keys is not None and self._queries is not None and self._queries.shape[1] != self._keys.shape[1]:
-            axes = f"{self._queries.shape[1]} and {self._keys.shape[1]} coordinates"
-            raise ValueError(f"queries and keys must have the same number of coordinates, got {axes}")
+        self._keys, rounding = _coordinates("keys", keys)
+        self._queries, of_queries = _coordinates("queries", queries)
+        if self._queries is not None and self._queries.shape[1] != self.dimensions:
+            raise ValueError(f"queries must have {self.dimensions} coordinates as keys, got {self._queries.shape[1]}")
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
@@ -127,14 +136,12 @@ class Positions(Configurable):
 
         Raises:
             TypeError: A size that is not an integer.
-            ValueError: No size, or one below 1.
+            ValueError: A size below 1.
 
         Examples:
             >>> Positions.grid(2, 2).keys.tolist()
             [[0, 0], [0, 1], [1, 0], [1, 1]]
         """
-        if not sizes:
-            raise ValueError("sizes must name the places along each axis, such as Positions.grid(14, 14)")
         shape = [count("sizes", size) for size in sizes]
         return cls(np.indices(shape).reshape(len(shape), -1).T, before=before)
 
@@ -153,10 +160,10 @@ class Positions(Configurable):
             >>> Positions.packed([3, 4, 0, 0, 1]).sequence.tolist()
             [0, 0, 1, 2, 2]
         """
-        numbers, _ = _coordinates("position_ids", position_ids)
-        if numbers.dtype.kind not in "iu" or numbers.shape[1] != 1:
+        numbers = real_numbers("position_ids", position_ids)
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
-        return cls(numbers, sequence=np.cumsum(np.diff(numbers[:, 0], prepend=numbers[0, 0] - 1) != 1))
+        return cls(numbers[:, None], sequence=np.cumsum(np.diff(numbers, prepend=numbers[:1] - 1) != 1))
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -172,27 +179,7 @@ class Positions(Configurable):
         computed = [name for name in vars(type(self)) if isinstance(vars(type(self))[name], cached_property)]
         return {name: value for name, value in vars(self).items() if name not in computed}
 
-    # ---- as given
-
-    @property
-    def keys(self) -> Tensor | None:
-        """The coordinates of the keys, (n, d); None where distances were given."""
-        return None if self._keys is None else _tensor(self._keys)
-
-    @property
-    def queries(self) -> Tensor | None:
-        """The coordinates of the queries, (m, d); None where they are the keys."""
-        return None if self._queries is None else _tensor(self._queries)
-
-    @property
-    def sequence(self) -> Tensor | None:
-        """The number of each key's sequence, (n,); None where there is one sequence."""
-        return None if self._sequence is None else _tensor(self._sequence)
-
-    @property
-    def distances(self) -> Tensor | None:
-        """The distances that were given, (m, n); None where coordinates were."""
-        return None if self._distances is None else _tensor(self._distances)
+    keys, queries, sequence, distances = map(_as_tensor, ("_keys", "_queries", "_sequence", "_distances"))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -232,9 +219,8 @@ class Positions(Configurable):
             ValueError: Several coordinates, or distances, which have no sign.
         """
         if not self.has_directions:
-            kind = f"{self.dimensions} coordinates" if self.dimensions else "distances"
             advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
-            raise ValueError(f"positions of {kind} have no past and no future, which this measures; {advice}")
+            raise ValueError(f"these positions have no past and no future, which this measures; {advice}")
         return _tensor(np.where(self._displacement[..., 0] < 0, -self._distance, self._distance))
 
     @cached_property
@@ -310,8 +296,7 @@ class Positions(Configurable):
             ValueError: Distances, which have no opposite.
         """
         if self._keys is None:
-            advice = "give coordinates, or measure what needs distance alone, such as locality"
-            raise ValueError(f"positions given as distances have no opposite keys, which symmetry compares; {advice}")
+            raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
         first = np.unique(self._places, return_index=True)[1]
         place = self._y[first]
         # axis by axis: which places agree with the reflection so far, by their number among the known combinations
@@ -401,21 +386,18 @@ def _tensor(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _coordinates(name: str, given: Any) -> tuple[Floats, float]:
+def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     """Return coordinates (n, d) as int64 or float64, and the rounding of their dtype at the largest of them."""
-    check_unmasked(name, given)
+    if given is None:
+        return None, 0.0
     coordinates = real_numbers(name, given)
     if coordinates.dtype.kind == "b":
         raise TypeError(f"{name} must be coordinates, got booleans; a mask is given as mask=")
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
-        advice = "the sequences of a batch are measured one at a time"
-        raise ValueError(f"{name} must be coordinates (n,) or (n, d), got shape {coordinates.shape}; {advice}")
-    if (
-        coordinates.shape[0] == coordinates.shape[1] > 1
-        and not coordinates.diagonal().any()
-        and (coordinates >= 0).all()
-    ):
+        raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
+    square = coordinates.shape[0] == coordinates.shape[1] > 1
+    if square and (coordinates >= 0).all() and not coordinates.diagonal().any():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
         return coordinates.astype(np.int64), 0.0
@@ -431,8 +413,7 @@ def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integ
     """Return the number of the sequence of each key, (n,)."""
     numbers = real_numbers("sequence", given)
     if keys is None or queries is not None or numbers.shape != (len(keys),) or numbers.dtype.kind not in "iu":
-        expected = "one integer for each key, which are queries too"
-        raise ValueError(f"sequence must be {expected}, got {numbers.dtype} of shape {numbers.shape}")
+        raise ValueError(f"sequence must be an integer for each key, got {numbers.dtype} of shape {numbers.shape}")
     return np.unique(numbers, return_inverse=True)[1]
 
 
@@ -441,20 +422,14 @@ def _refuse_packed(line: Floats) -> None:
     step = np.diff(line)
     again = (step <= 0) & (line[1:] == line[0])
     if (step < 0).any() and bool((again | (step == 1)).all()):
-        raise ValueError(
-            f"positions begin again at token {int(again.argmax()) + 1}; for packed sequences give "
-            "Positions.packed(position_ids), for repeated places, coordinates of shape (n, 1)"
-        )
+        raise ValueError("positions begin again; give Positions.packed(position_ids), or coordinates (n, 1) of places")
 
 
 def _distances(given: Any) -> Floats:
     """Return distances, (m, n)."""
-    check_unmasked("distances", given)
     matrix = real_numbers("distances", given).astype(np.float64)
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ValueError(f"distances must be a matrix (query, key), got shape {matrix.shape}")
-    if not (matrix >= 0).all():
-        raise ValueError("distances must be at least 0, infinite where nothing connects a query and a key")
+    if matrix.ndim != 2 or not matrix.size or not (matrix >= 0).all():
+        raise ValueError("distances must be a matrix (query, key) of numbers that are at least 0, or infinite")
     return matrix
 
 

@@ -99,11 +99,7 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
         (0.596, 0.982)
     """
     check_confidence(confidence)
-    k, n = _numbers("successes", successes), _numbers("trials", trials)
-    try:
-        np.broadcast_shapes(k.shape, n.shape)
-    except ValueError as error:
-        raise ValueError(f"successes and trials must agree in shape, got {k.shape} and {n.shape}") from error
+    k, n = real_numbers("successes", successes).astype(float), real_numbers("trials", trials).astype(float)
     if ((k < 0) | (k > n)).any():
         raise ValueError(f"successes must be between 0 and trials, got {k} of {n}")
     z = stats.norm.ppf(0.5 + confidence / 2)
@@ -178,7 +174,7 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
         (0.083, 0.978)
     """
     check_confidence(confidence)
-    k, n = _numbers("successes", successes), _numbers("trials", trials)
+    k, n = real_numbers("successes", successes).astype(float), real_numbers("trials", trials).astype(float)
     if n.ndim != 1 or k.shape[:1] != n.shape:
         raise ValueError(f"successes must be (groups, ...) and trials (groups,), got shapes {k.shape} and {n.shape}")
     sizes = n.reshape(-1, *[1] * (k.ndim - 1))
@@ -331,15 +327,9 @@ def mean_over_groups(
     return Estimate(mean, float(low), float(high))
 
 
-def _numbers(name: str, given: ArrayLike) -> Floats:
-    """Return an argument, which may be a tensor, as an array of float64 after checking that no entry is masked."""
-    check_unmasked(name, given)
-    return real_numbers(name, given).astype(float)
-
-
 def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple[Floats, NDArray[np.intp]]:
     """Return the number of each row and of its group, after checking that there are as many."""
-    rows, index = _numbers(name, given), _group_numbers(groups)
+    rows, index = real_numbers(name, given).astype(float), _group_numbers(groups)
     if rows.ndim != 1 or len(index) != len(rows):
         raise ValueError(f"groups must name one group for each value, got {len(index)} for {name} {rows.shape}")
     return rows, index
@@ -380,7 +370,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
 
     Raises:
         TypeError: Values or a coverage that are not real numbers.
-        ValueError: A coverage outside (0, 1), or a single number.
+        ValueError: A coverage outside (0, 1).
 
     Examples:
         >>> low, high = t_interval([0.70, 0.72, 0.74])
@@ -388,9 +378,7 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[Floats, Flo
         (0.67, 0.77)
     """
     check_confidence(confidence)
-    x = _numbers("values", values)
-    if not x.ndim:
-        raise ValueError(f"values must be several independent values, got the number {x}")
+    x = real_numbers("values", values).astype(float)
     if len(x) < 2:
         return np.full(x.shape[1:], np.nan), np.full(x.shape[1:], np.nan)
     mean, half = x.mean(0), _t(confidence, len(x) - 1) * stats.sem(x, 0)
@@ -418,7 +406,7 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
         >>> print(mean_over_runs([0.70, 0.72, 0.74]))
         0.720 [0.670, 0.770]
     """
-    runs = _numbers("values", values)
+    runs = real_numbers("values", values).astype(float)
     if runs.ndim != 1:
         raise ValueError(f"values must be one number for each run, got shape {runs.shape}; t_interval takes more axes")
     low, high = t_interval(runs, confidence)
@@ -453,7 +441,6 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
         (array([0.03125]), array([0.5]))
     """
     flag("two_sided", two_sided)
-    check_unmasked("differences", differences)
     numbers = real_numbers("differences", differences)
     if numbers.ndim != 2:
         raise ValueError(f"differences must be (groups, tests), got shape {numbers.shape}; for one test, add [:, None]")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pelocality._checks import check_unmasked
+from pelocality._checks import real_numbers
 
 PerHead = float | Sequence[float] | Tensor
 
@@ -28,25 +28,17 @@ def per_head(name: str, value: PerHead, heads: int | None, *, positive: bool = T
         ValueError: The wrong number of numbers; or one that is NaN, infinite, not positive, or one of these after
             rounding to the dtype that encodings work in.
     """
-    check_unmasked(name, value)
-    elements = value if isinstance(value, Sequence) else [value]
-    kinds = [str(getattr(each, "dtype", type(each).__name__)) for each in elements]
-    try:
-        if any("bool" in kind or "complex" in kind for kind in kinds):  # read as 1, or by their real part
-            raise TypeError
-        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a number, or one per head, got {value!r}") from error
+    array = value if isinstance(value, Tensor) else real_numbers(name, value)
+    if str(array.dtype).removeprefix("torch.").startswith(("bool", "complex")):
+        raise TypeError(f"{name} must be a number, or one per head, got {value!r}")
+    numbers = torch.as_tensor(array, dtype=torch.float64, device="cpu").detach()
     heads = max(numbers.numel(), 1) if heads is None else heads
     if numbers.ndim > 1 or numbers.numel() not in (1, heads):
         raise ValueError(f"{name} must be a number, or one for each of {heads} heads, got {value!r}")
-    if not bool(torch.isfinite(numbers).all()):
-        raise ValueError(f"{name} must be finite, got {value!r}")
-    if positive and not bool((numbers > 0).all()):
-        raise ValueError(f"{name} must be above 0, got {value!r}")
     working = numbers.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
-    if not bool(torch.isfinite(working).all()) or (positive and not bool((working > 0).all())):
-        raise ValueError(f"{name} must be a number that {working.dtype} can hold, got {value!r}")
+    if not bool(working.isfinite().all()) or (positive and not bool((working > 0).all())):
+        least = "above 0 and " if positive else ""
+        raise ValueError(f"{name} must be {least}finite in {working.dtype}, got {value!r}")
     return numbers.reshape(-1)
 
 
@@ -55,8 +47,7 @@ def check_tensor(name: str, given: Any) -> None:
     if not isinstance(given, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(given).__name__}")
     if given.is_nested:
-        advice = f"enable_nested_tensor=False in nn.TransformerEncoder, or {name}.to_padded_tensor(0.0)"
-        raise ValueError(f"{name} must be padded, with a key_padding_mask, got a nested tensor; use {advice}")
+        raise ValueError(f"{name} must be padded; use enable_nested_tensor=False in nn.TransformerEncoder")
 
 
 def positive(logarithm: Tensor) -> Tensor:

@@ -41,9 +41,7 @@ def decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) ->
 
     least = _locality_and_balance(0.0, steep(0.0), n)[0]
     if not least < locality < 1:
-        with_balance = "a causal encoding" if causal else f"direction_balance {balance:g}"
-        bounds = f"between {least:.6g} and 1, both excluded, at length {n}"
-        raise ValueError(f"locality with {with_balance} must lie {bounds}, got {locality:g}")
+        raise ValueError(f"locality must lie between {least:.6g} and 1, both excluded, at length {n}, got {locality:g}")
     shallow = _root(lambda a: _locality_and_balance(a, steep(a), n)[0] - locality, _FLAT, _STEEP)
     if causal or balance <= 0:
         return shallow, 1.0 if causal else steep(shallow) / shallow

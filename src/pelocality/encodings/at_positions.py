@@ -28,9 +28,7 @@ class _PlacedEncoding(Encoding):
         m, n = self.positions.shape
         if m != n or self.positions.queries is not None:
             raise ValueError(f"positions must be of tokens that are queries and keys, got {m} queries and {n} keys")
-        apart = self.positions.distance.isinf()
-        self._is_apart = bool(apart.any())
-        self.register_buffer("_apart", apart if self._is_apart else None, persistent=False)
+        self.register_buffer("_apart", self.positions.distance.isinf(), persistent=False)
 
     @property
     def depends_on_mask(self) -> bool:
@@ -43,11 +41,8 @@ class _PlacedEncoding(Encoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         before, n = self.positions.before, self.positions.shape[1]
         if key_length != before + n:
-            advice = "inputs have one length, and first tokens without a place are counted by before="
-            raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; {advice}")
-        bias = self.by_position()
-        if self._is_apart:
-            bias = bias.masked_fill(self.get_buffer("_apart"), -torch.inf)
+            raise ValueError(f"the positions of the encoding are of {before + n} tokens, got {key_length}; see before=")
+        bias = self.by_position().masked_fill(self.get_buffer("_apart"), -torch.inf)
         bias = nn.functional.pad(bias, (before, 0, before, 0))
         if self.causal:
             later = torch.ones(key_length, key_length, dtype=torch.bool, device=bias.device).triu(1)
@@ -92,15 +87,11 @@ class PositionedEncoding(_PlacedEncoding):
         self.register_buffer("_distance", distance.to(self.working_dtype), persistent=False)
         whole = bool((distance == distance.round()).all())
         if not whole and isinstance(encoding, DistanceTable | T5Buckets):
-            advice = "give Positions(..., ring=1), which rounds them, or a DisplacementTable"
-            raise ValueError(f"{type(encoding).__name__} has numbers at whole distances only; {advice}")
+            raise ValueError(f"{type(encoding).__name__} has whole distances only; give Positions(..., ring=1)")
         sided = getattr(encoding, "signed", False) or isinstance(encoding, T5Buckets)
         leans = (sided or encoding.future_only is not None) and not encoding.causal
         if not self.positions.has_directions and (leans or not self._is_symmetric()):
-            raise ValueError(
-                f"{type(encoding).__name__} must be symmetric at positions without a past and a future; give a "
-                "symmetric encoding, or a DisplacementTable"
-            )
+            raise ValueError("encoding must be symmetric at positions without a past; see DisplacementTable")
 
     def by_position(self) -> Tensor:  # noqa: D102
         return self.encoding.at(self.get_buffer("_distance").to(self.working_dtype)).to(self.working_dtype)

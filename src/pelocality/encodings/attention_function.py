@@ -65,10 +65,10 @@ def biased_attention(
     if flag("enable_gqa", enable_gqa):
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     _check(query, key, value, encoding, mask)
-    if mask is None and dropout_p == 0:
-        bias = _bias_by_distance(query, key, value, encoding)
-        if bias is not None:
-            return _query_reversed(query, key, value, bias, scale)
+    bias = _bias_by_distance(query, key, value, encoding) if mask is None and dropout_p == 0 else None
+    if bias is not None:  # with queries in reversed order, the Toeplitz matrix is a view of the bias by distance
+        matrix = bias.unfold(-1, key.shape[-2], 1)[None]
+        return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
     query, key, added = encoding.attention_inputs(query, key, mask=mask, scale=scale)
     return attend(query, key, value, added, dropout_p, scale)
 
@@ -90,27 +90,18 @@ def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encod
     return bias.to(query.dtype) if fits else None
 
 
-def _query_reversed(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float | None) -> Tensor:
-    """Attend with queries in reversed order, for which the Toeplitz matrix is a view of the bias by distance."""
-    matrix = bias.unfold(-1, key.shape[-2], 1)[None]
-    return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
-
-
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
     """Raise an error if types or shapes do not fit."""
     check_tensor("query", query)
     same_batch = {query.ndim, key.ndim, value.ndim} == {4} and query.shape[:2] == key.shape[:2] == value.shape[:2]
     if not same_batch or not query.shape[2] <= key.shape[2] == value.shape[2] or key.shape[3] != query.shape[3]:
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
-        shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
-        groups = "keys and values of fewer heads need enable_gqa=True and a number that divides the query's heads"
-        raise ValueError(f"{wanted}, got shapes {shapes}; {groups}")
+        raise ValueError(f"{wanted} (fewer heads need enable_gqa=True), got {query.shape}, {key.shape}, {value.shape}")
     check_encoding(encoding, query.shape[1])
     if mask is None:
         return
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        given = f"a tensor of {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a tensor of booleans, True where a query sees a key, got {given}; {_OF_TOKENS}")
+        raise TypeError(f"mask must hold booleans, True where a query sees a key; {_OF_TOKENS}")
     full = (*query.shape[:3], key.shape[2])
     if mask.ndim != 4 or mask.shape[3] != full[3] or any(mask.shape[i] not in (1, full[i]) for i in range(3)):
         raise ValueError(f"mask must be {full}, the first three or 1, got shape {tuple(mask.shape)}; {_OF_TOKENS}")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pelocality._checks import HIDDEN, check_choice, count, flag
-from pelocality.encodings._checks import check_tensor, per_head
+from pelocality._checks import HIDDEN, check_choice, count
+from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend, attention_weights
 from pelocality.encodings.attention_function import biased_attention
 from pelocality.encodings.base import Encoding, cast, check_encoding
@@ -75,9 +75,6 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         if count("embed_dim", embed_dim) % count("num_heads", num_heads):
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
         check_choice("mode", mode, ("add", "concat", "sequence"))
-        flag("bias", bias)
-        if not 0 <= per_head("dropout", dropout, 1, positive=False).item() < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         encoding = NoEncoding() if encoding is None else encoding
         check_encoding(encoding, num_heads)
         if mode != "add" and isinstance(encoding, ContentEncoding):
@@ -92,8 +89,8 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         if mode == "concat":
             self.out_proj = nn.Linear(2 * embed_dim, embed_dim, bias, **place)  # type: ignore[assignment]
         self.mix_proj = nn.Linear(embed_dim, embed_dim, bias, **place) if mode == "sequence" else None
-        for linear in (self.out_proj, self.mix_proj):
-            if linear is not None and linear.bias is not None:
+        for linear in (self.out_proj, self.mix_proj) if bias else ():
+            if linear is not None:
                 nn.init.zeros_(linear.bias)
 
     def forward(
@@ -153,11 +150,9 @@ class PositionalSelfAttention(nn.MultiheadAttention):
                 q, k, mask = self.encoding.attention_inputs(q, k, mask=visible, added=added)
             else:
                 mask = visible if added is None else cast(added, q.dtype, visible)
-            if need_weights:
-                weights = attention_weights(q, k, mask)
-                output = functional.dropout(weights, dropout) @ v
-            else:
-                output = attend(q, k, v, mask, dropout, None)
+            weights = attention_weights(q, k, mask) if need_weights else None
+            dropped = None if weights is None else functional.dropout(weights, dropout)
+            output = attend(q, k, v, mask, dropout, None) if dropped is None else dropped @ v
         output = self._merge(output)
         if self.mode == "concat":
             positional, P = self._mix(v, visible)
@@ -168,7 +163,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         if weights is not None and average_attn_weights:
             weights = weights.mean(-3)
         if query.ndim == 2:
-            return output[0], None if weights is None else weights[0]
+            output, weights = output[0], None if weights is None else weights[0]
         return output, weights
 
     def _mix(self, v: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -188,8 +183,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         self, x: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the floats to add and the visible keys, each None or (batch or 1, heads or 1, query or 1, key)."""
-        batch, n, _ = x.shape
-        H = self.num_heads
+        (batch, n, _), H = x.shape, self.num_heads
         added: Tensor | None = None
         visible: Tensor | None = None
         if is_causal or (self.encoding.causal and self.mode != "add"):  # the bias itself is causal in add mode
@@ -205,14 +199,12 @@ class PositionalSelfAttention(nn.MultiheadAttention):
                 wanted = " or ".join(str(given) for given, _ in shapes)
                 raise ValueError(f"{name} must be {wanted}, got shape {tuple(mask.shape)}")
             mask = mask.reshape(shape)
-            if mask.dtype == torch.bool:
-                seen = ~mask
-            elif mask.is_floating_point():
-                seen = ~(mask <= HIDDEN)  # NaN is visible, and so reaches the output
-                added = mask if added is None else added + mask
-            else:
+            if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise TypeError(f"{name} must hold booleans (True: hidden) or floats (added), got {mask.dtype}")
-            visible = seen if visible is None else visible & seen
+            if mask.is_floating_point():
+                added = mask if added is None else added + mask
+                mask = mask <= HIDDEN  # NaN is visible, and so reaches the output
+            visible = ~mask if visible is None else visible & ~mask
         return added, visible
 
     def extra_repr(self) -> str:  # noqa: D102

@@ -173,22 +173,12 @@ class AttenuatedEncoding(RelativeEncoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         if self.form == "logits":
             return super().bias(query_length, key_length, mask)
-        if mask is None:  # e and its row sums by distance: fewer passes over (heads, n, n) than a softmax
-            e, rows = self._exponentials(query_length, key_length)
-            bias = toeplitz(e, query_length) * rows[..., None]
-        else:
-            bias = self._value("scale").view(-1, 1, 1) * masked_softmax(
-                self._weight_logits(query_length, key_length, mask), mask
-            )
+        delta = masked_softmax(self._weight_logits(query_length, key_length, mask), mask)
+        bias = self._value("scale").view(-1, 1, 1) * delta
         if not self.causal:
             return bias
         future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
         return bias.masked_fill(future, -torch.inf)
-
-    def _exponentials(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
-        """Return e at all distances, and scale / sum_j e_ij of every query."""
-        e = self.by_distance(query_length, key_length).exp()
-        return e, self._value("scale")[:, None] / _row_sums(e, query_length)
 
     def _weight_logits(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         return toeplitz(self.by_distance(query_length, key_length), query_length)
@@ -209,7 +199,8 @@ class AttenuatedEncoding(RelativeEncoding):
         if self.form == "logits":
             return super().score_modification(query_length, key_length)
         _, keys = check_lengths(query_length, key_length)
-        e, rows = (each.expand(self.heads, -1) for each in self._exponentials(query_length, keys))
+        e = self.by_distance(query_length, keys).exp().expand(self.heads, -1)
+        rows = self._value("scale")[:, None] / _row_sums(e, query_length)
 
         def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             distance, row = key - query + query_length - 1, head * 0 if self.heads == 1 else head
@@ -269,25 +260,15 @@ class AttenuatedEncoding(RelativeEncoding):
         """
         from pelocality.encodings._from_targets import decay_and_symmetry
 
-        targets = (("locality", locality), ("direction_balance", direction_balance))
-        given = max(per_head(name, target, None, positive=False).numel() for name, target in targets)
-        heads = given if heads is None else count("heads", heads)
-        localities, balances = (
-            per_head(name, target, heads, positive=False).expand(heads).tolist() for name, target in targets
-        )
+        localities = per_head("locality", locality, heads, positive=False)
+        balances = per_head("direction_balance", direction_balance, heads, positive=False)
+        heads = max(len(localities), len(balances)) if heads is None else count("heads", heads)
         n = count("length", length, least=2)
-        solutions = (decay_and_symmetry(*each, n, causal) for each in zip(localities, balances, strict=True))
-        decay, symmetry = zip(*solutions, strict=True)
+        targets = zip(localities.expand(heads).tolist(), balances.expand(heads).tolist(), strict=True)
+        decay, symmetry = zip(*(decay_and_symmetry(a, b, n, causal) for a, b in targets), strict=True)
         scales = per_head("scale", scale, heads, positive=form == "logits")  # another sign would change delta
-        return cls(
-            heads=heads,
-            decay=torch.tensor(decay, dtype=torch.float64, device="cpu") / (scales if form == "logits" else 1),
-            symmetry=symmetry,
-            form=form,
-            learnable=learnable,
-            scale=scale,
-            causal=causal,
-        )
+        w = torch.tensor(decay, dtype=torch.float64, device="cpu") / (scales if form == "logits" else 1)
+        return cls(heads, w, symmetry, form, learnable, scale, causal)
 
 
 def _names(learnable: bool | Sequence[str], causal: bool) -> tuple[str, ...]:

@@ -178,12 +178,9 @@ class Encoding(Configurable, nn.Module, ABC):
     def _one_bias(self, queries: int, keys: int | None, mask: Tensor | None, dtype: torch.dtype | None) -> Tensor:
         """Return the bias of `forward`, with a single head if all heads are equal."""
         queries, keys = check_lengths(queries, keys)
-        dtype = self.dtype if dtype is None else dtype
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
         visible = self._checked_mask(mask, queries, keys)
         bias = self.bias(queries, keys, visible if self.depends_on_mask else None)
-        return cast(bias.to(self.working_dtype), dtype)
+        return cast(bias.to(self.working_dtype), self.dtype if dtype is None else dtype)
 
     def additive_mask(
         self,
@@ -209,8 +206,7 @@ class Encoding(Configurable, nn.Module, ABC):
         """
         exact = torch.promote_types(dtype, self.working_dtype)
         bias = self._one_bias(query_length, key_length, mask, exact)
-        bias = bias if added is None else bias + added
-        return cast(bias, dtype, mask)
+        return cast(bias if added is None else bias + added, dtype, mask)
 
     def attention_inputs(
         self,
@@ -248,8 +244,7 @@ class Encoding(Configurable, nn.Module, ABC):
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.is_floating_point():
-            given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"mask must be a tensor of booleans or integers (0: hidden), got {given}")
+            raise TypeError(f"mask must be a tensor of booleans or integers (0: hidden), got {described(mask)}")
         shape = tuple(mask.shape)
         while 2 <= mask.ndim < 4:
             mask = mask.unsqueeze(1)
@@ -269,8 +264,7 @@ class Encoding(Configurable, nn.Module, ABC):
         arguments = inspect.signature(type(self)).parameters.keys() - {*self._per_head, "heads", "learnable"}
         values = {name: getattr(self, name, None) for name in sorted(arguments)}
         if "positions" in values:
-            exact = repr(self.configuration()["positions"]).encode()
-            values["positions"] = f"{values['positions']!r} {zlib.crc32(exact):x}"
+            values["positions"] = zlib.crc32(repr(self.configuration()["positions"]).encode())
         return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
@@ -308,9 +302,7 @@ class Encoding(Configurable, nn.Module, ABC):
 def check_lengths(query_length: Any, key_length: int | None) -> tuple[int, int]:
     """Return the number of queries and of keys; as many keys as queries if None is given."""
     if isinstance(query_length, Tensor) and query_length.ndim > 1:
-        shape = tuple(query_length.shape)
-        advice = "an encoding takes a number of tokens, encoding(n); biased_attention takes queries, keys and values"
-        raise TypeError(f"query_length must be an integer, got a tensor of shape {shape}; {advice}")
+        raise TypeError("query_length must be a number of tokens; biased_attention takes queries, keys and values")
     queries = count("query_length", query_length)
     keys = queries if key_length is None else count("key_length", key_length)
     if keys < queries:
@@ -321,8 +313,7 @@ def check_lengths(query_length: Any, key_length: int | None) -> tuple[int, int]:
 def check_encoding(encoding: Any, heads: int) -> None:
     """Raise an error unless this is an encoding that a layer with so many heads can use."""
     if not isinstance(encoding, Encoding):
-        given = described(encoding) if isinstance(encoding, type) else type(encoding).__name__
-        raise TypeError(f"encoding must be a pelocality.encodings.Encoding, got {given}")
+        raise TypeError(f"encoding must be a pelocality.encodings.Encoding, got {described(encoding)}")
     if encoding.heads not in (1, heads):
         raise ValueError(f"encoding must have 1 or {heads} heads, as the attention has, got {encoding.heads}")
 

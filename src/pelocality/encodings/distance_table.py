@@ -10,8 +10,8 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
-from pelocality.metrics._inputs import Attention
-from pelocality.metrics._masks import past_only
+from pelocality.metrics._by_position import past_only
+from pelocality.metrics._inputs import Attention, Matrices
 
 
 class DistanceTable(RelativeEncoding):
@@ -161,8 +161,7 @@ class DistanceTable(RelativeEncoding):
         inner = on_float64_device(given)
         n = inner.shape[-1]
         if inner.ndim != 4 or n < 2:
-            got = f"{tuple(inner.shape)} after {cut} cut from each end"
-            raise ValueError(f"attention must be (layer, head, n, n) with two tokens or more, got {got}")
+            raise ValueError(f"attention must be (layer, head, n, n), n >= 2 after the cut, got {tuple(inner.shape)}")
         if (layers := getattr(attention, "layers", None)) is not None:  # a result has layers in the requested order
             inner = inner[torch.tensor(layers, device=inner.device).argsort()]
         by_distance = diagonal_sums(inner, torch.float64)
@@ -175,7 +174,8 @@ class DistanceTable(RelativeEncoding):
         values = by_distance.clamp(min=tiny).log() - by_itself.clamp(min=tiny).log()
         if causal is None and hasattr(attention, "visible") and attention.visible is None:
             causal = False
-        causal = bool(past_only(inner.flatten(0, 1), None if causal is None else flag("causal", causal)).all())
+        causal = None if causal is None else flag("causal", causal)
+        causal = bool(past_only(Matrices(inner.flatten(0, 1), None, inner.dtype, causal=causal)).all())
         if causal:
             values = values[..., :n].flip(-1)  # distances from 0 on
         values = values - values.mean(-1, keepdim=True)

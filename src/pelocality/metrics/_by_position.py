@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
-from pelocality.metrics._masks import check_hidden_keys, past_only
+from pelocality.metrics._masks import check_hidden_keys, is_causal
 from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_statistics
 from pelocality.metrics._tolerance import Tolerance, check_rows
@@ -48,12 +48,17 @@ def weights_by_position(matrices: Matrices) -> Tensor:
 
 def distances(matrices: Matrices) -> Tensor:
     """Return the distance of every query and key, (m, n), in the precision of the sums."""
-    device, n = matrices.weights.device, matrices.weights.shape[-1]
+    distance = offsets(matrices).abs() if matrices.positions is None else matrices.positions.distance
     dtype = torch.promote_types(matrices.weights.dtype, torch.float32)
+    return distance.to(dtype).to(matrices.weights.device)
+
+
+def offsets(matrices: Matrices) -> Tensor:
+    """Return the signed distance of every query and key, (m, n), below 0 for keys before the query."""
     if matrices.positions is not None:
-        return matrices.positions.distance.to(dtype).to(device)
-    i = torch.arange(n, device=device)
-    return (i - i[:, None]).abs().to(dtype)
+        return matrices.positions.offset.to(matrices.weights.device)
+    i = torch.arange(matrices.weights.shape[-1], device=matrices.weights.device)
+    return i - i[:, None]
 
 
 def profile(matrices: Matrices) -> Tensor:
@@ -81,37 +86,64 @@ def mass_by_ring(matrices: Matrices, *, rows: bool) -> tuple[Tensor, Tensor]:
     Both are float64.
     """
     weights = weights_by_position(matrices).double()
-    n = weights.shape[-1]
     if matrices.positions is None:
-        radius = torch.arange(n, device=weights.device)
-        ring = (radius - radius[:, None]).abs()
+        radius, ring = torch.arange(weights.shape[-1], device=weights.device), offsets(matrices).abs()
     else:
         radius, ring = (each.to(weights.device) for each in matrices.positions.rings)
-    ring = ring.clamp(min=0)  # keys at an infinite distance have no weight
     if not rows:
-        mass = weights.new_zeros(len(weights), len(radius)).index_add(1, ring.flatten(), weights.flatten(1))
-        return mass, radius.double()
+        return _sum_by(ring, len(radius), weights), radius.double()
     by_ring = weights.new_zeros(*weights.shape[:-1], len(radius))
-    return by_ring.scatter_add(-1, ring.expand(weights.shape), weights), radius.double()
+    return by_ring.scatter_add(-1, ring.clamp(min=0).expand(weights.shape), weights), radius.double()
 
 
 def mean_by(group: Tensor, groups: int, weights: Tensor) -> Tensor:
     """Return the mean weight of each group of queries and keys, (batch, groups), float64, NaN for an empty one."""
-    group = group.to(weights.device).flatten()
-    inside = (group >= 0).double()
-    numbers = inside.new_zeros(groups).index_add(0, group.clamp(min=0), inside)
-    sums = weights.new_zeros(len(weights), groups, dtype=torch.float64)
-    return ratio(sums.index_add(1, group.clamp(min=0), weights.flatten(1).double()), numbers, torch.nan)
+    group = group.to(weights.device)
+    return ratio(_sum_by(group, groups, weights), _sum_by(group, groups, (group >= 0)[None]), torch.nan)
+
+
+def _sum_by(group: Tensor, groups: int, weights: Tensor) -> Tensor:
+    """Return the sum over each group of queries and keys, (batch, groups), float64.
+
+    Those of group -1, at an infinite distance, are added to group 0: they have no weight.
+    """
+    sums = torch.zeros(len(weights), groups, dtype=torch.float64, device=weights.device)
+    return sums.index_add(1, group.flatten().clamp(min=0), weights.flatten(1).double())
 
 
 def past_and_future(matrices: Matrices) -> tuple[Tensor, Tensor]:
     """Return which keys lie before and behind each query, boolean (m, n) each."""
-    if matrices.positions is None:
-        n = matrices.weights.shape[-1]
-        i = torch.arange(n, device=matrices.weights.device)
-        return i < i[:, None], i > i[:, None]
-    offset = matrices.positions.offset.to(matrices.weights.device)
+    offset = offsets(matrices)
     return offset < 0, offset > 0
+
+
+def later_keys(matrices: Matrices) -> Tensor | None:
+    """Return which keys come after each query, boolean (m, n); None where no order is known."""
+    weights = matrices.weights
+    if matrices.positions is not None:
+        later = matrices.positions.later
+        return None if later is None else later.to(weights.device)
+    square = weights.shape[-2] == weights.shape[-1]
+    return torch.ones(weights.shape[1:], dtype=torch.bool, device=weights.device).triu(1) if square else None
+
+
+def past_only(matrices: Matrices) -> Tensor:
+    """Return which matrices have no weight on later keys, (batch,), as the caller says or as their weights show.
+
+    Raises:
+        ValueError: ``causal=True``, and a query has weight on a later key, or which keys are later is not known.
+    """
+    weights, later = matrices.weights.detach(), later_keys(matrices)
+    if matrices.causal and later is None:
+        raise ValueError("causal=True needs to know which keys come later; give positions= with one coordinate")
+    if matrices.causal and later is not None:
+        check_hidden_keys(weights, ~later, "causal=True", "leave causal out")
+    if matrices.causal is not None or later is None:
+        return weights.new_full(weights.shape[:1], bool(matrices.causal), dtype=torch.bool)
+    causal = is_causal(weights, later)
+    if matrices.inferred is not None and bool(later.any()):  # a single position is neither
+        matrices.inferred.append(causal)
+    return causal
 
 
 def seen_keys(matrices: Matrices) -> Tensor:
@@ -124,14 +156,9 @@ def seen_keys(matrices: Matrices) -> Tensor:
         check_hidden_keys(weights, matrices.visible)
         seen = matrices.visible
     else:
-        *_, m, n = weights.shape
-        later = None if positions is None or positions.later is None else positions.later.to(weights.device)
-        causal_ones = past_only(weights, matrices.causal, matrices.inferred, later)
-        if positions is None and m == n:
-            later = torch.ones(n, n, dtype=torch.bool, device=weights.device).triu(1)
-        seen = torch.ones_like(weights, dtype=torch.bool)
+        seen, later, causal = torch.ones_like(weights, dtype=torch.bool), later_keys(matrices), past_only(matrices)
         if later is not None:
-            seen &= ~(causal_ones[:, None, None] & later)
+            seen &= ~(causal[:, None, None] & later)
     return seen if positions is None else seen & positions.distance.isfinite().to(weights.device)
 
 
@@ -142,5 +169,4 @@ def visible_counts(matrices: Matrices) -> Tensor:
     if matrices.visible is not None or matrices.positions is not None or m != n:
         return seen_keys(matrices).sum(-1, dtype=torch.float64)
     position = torch.arange(1, n + 1, device=flat.device, dtype=torch.float64)
-    causal_ones = past_only(flat, matrices.causal, matrices.inferred)
-    return torch.where(causal_ones[:, None], position, float(n))
+    return torch.where(past_only(matrices)[:, None], position, float(n))

@@ -5,7 +5,6 @@ their `Positions`. This file turns every accepted input (a tensor, an array, the
 result of this library) into such batches and reshapes the values to the leading axes of the input.
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -71,10 +70,7 @@ class Matrices(NamedTuple):
         kept = validated_weights(self.weights[:, start:stop])[..., start:stop]
         mass = kept.sum(-1, keepdim=True)
         if bool((mass <= 0).any()):
-            raise ValueError(
-                "a row with weight on tokens left out alone cannot be renormalised; leave out fewer tokens, and for a"
-                " mask that is True at padding give ~mask"
-            )
+            raise ValueError("a row has weight on tokens left out alone; leave out fewer, or is mask True at padding?")
         visible = None if self.visible is None else self.visible[:, start:stop, start:stop]
         positions = None if self.positions is None else self.positions.part(start, stop)
         return self._replace(weights=kept / mass, visible=visible, positions=positions)
@@ -118,36 +114,29 @@ def map_matrices(
 
     Raises:
         TypeError: The attention is not a float tensor, array or sequence of them.
-        ValueError: It is not square, has no positions, its layers differ in shape, or a mask or positions do not fit.
+        ValueError: It is not square, has no positions, or a mask or positions do not fit.
     """
     if positions is None and hasattr(attention, "attention"):
         positions = getattr(attention, "positions", None)
     places = None if positions is None else Positions.of(positions)
-    options: dict[str, Any] = {"positions": places, "mask": mask, "without_first": without_first, "layout": layout}
-    options |= {"rows": flag("rows", rows), "may_be_padded": may_be_padded, "any_shape": any_shape}
+    may_be_padded |= hasattr(attention, "attention")  # a result of this library has no padding
+    options: dict[str, Any] = {"rows": flag("rows", rows), "may_be_padded": may_be_padded, "any_shape": any_shape}
+    options |= {"positions": places, "mask": mask, "without_first": without_first, "layout": layout, "kernel": kernel}
     if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
         eager: Callable[..., Tensor] = torch.compiler.disable(map_matrices)  # type: ignore[no-untyped-call]
-        return eager(attention, kernel, visible=visible, **options)
-    options["may_be_padded"] |= hasattr(attention, "attention")  # a result of this library has no padding
+        return eager(attention, visible=visible, **options)
     attention = unwrap(attention)
     if attention is None or isinstance(attention, list | tuple):
         if not attention or any(layer is None for layer in attention):
             raise ValueError("attention has no weights; use attn_implementation='eager' and output_attentions=True")
-        shapes = [tuple(getattr(unwrap(layer), "shape", ())) for layer in attention]
-        if len(set(shapes)) > 1:
-            several = ", ".join(map(str, shapes))
-            raise ValueError(f"the layers differ in heads, sequences or positions: {several}; measure layer by layer")
         by_layer = zip(attention, visible_by_layer(visible, attention), strict=True)
-        return torch.stack([map_matrices(each, kernel, visible=seen, **options) for each, seen in by_layer])
+        return torch.stack([map_matrices(each, visible=seen, **options) for each, seen in by_layer])
     tensor = float_tensor("attention", attention)
     weights = on_float64_device(tensor)
     _check_shape(weights, places, any_shape)
     *leading, m, n = weights.shape
     if without_first and places is not None and places.sequence is not None and int(places.sequence.max()) > 0:
-        raise ValueError(
-            "without_first leaves out the first tokens of a row, not those of each packed sequence; measure one "
-            "sequence at a time, attention[..., start:stop, start:stop]"
-        )
+        raise ValueError("without_first is not for packed sequences; measure one at a time, attention[..., a:b, a:b]")
     if places is not None and places.before:
         without_first = max(count("without_first", without_first, least=0), places.before)
     if (m != n or (places is not None and places.queries is not None)) and (mask is not None or without_first):
@@ -159,16 +148,13 @@ def map_matrices(
     traced = transformed(flat)  # traced numbers cannot be read
     if not traced and m == n:
         _refuse_bands(flat)
-    if m == n and mask is None and not options["may_be_padded"] and not traced:
-        _warn_of_padding(weights)
+        if mask is None and not may_be_padded:
+            _warn_of_padding(weights)
     matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat), places)
-    whole = mask is None and without_first == 0
-    spans = None if whole else token_spans(mask, leading, n, without_first)
-    if spans is None or not len(spans):
-        values = _map_parts(matrices, kernel)
-    else:
-        values = _map_spans(matrices, spans, kernel, "rows" if rows else layout)
-    return values.reshape((*leading, *values.shape[1:])).to(tensor.device)
+    spans = None if mask is None and without_first == 0 else token_spans(mask, leading, n, without_first)
+    values = _map_parts(matrices, spans, kernel, "rows" if rows else layout)
+    precision = torch.promote_types(tensor.dtype, torch.float32)
+    return values.reshape((*leading, *values.shape[1:])).to(tensor.device, precision)
 
 
 def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) -> None:
@@ -177,18 +163,11 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
     if positions is not None:
         expected = tuple(positions.before + size for size in positions.shape)
         if shape[-2:] != expected:
-            advice = "first tokens without a place are counted by before=, other queries are named by queries="
-            if positions.dimensions == shape[-1]:
-                advice = "of a batch, measure one row at a time, positions[0]"
-            raise ValueError(
-                f"positions are of {expected[0]} queries and {expected[1]} keys, got shape {shape}; {advice}"
-            )
+            advice = "queries= names other queries, before= counts first tokens without a place"
+            raise ValueError(f"positions are of (query, key) {expected}, attention has shape {shape}; {advice}")
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
-        raise ValueError(
-            f"attention must be square, (..., n, n) with n >= 1, got shape {shape}; for cross-attention or steps of "
-            "generate, say where queries and keys lie, positions=Positions(keys, queries); give logits by distance to "
-            "measure_relative"
-        )
+        advice = "of other queries than keys give positions=Positions(keys, queries)"
+        raise ValueError(f"attention must be square, (..., n, n) with n >= 1, got shape {shape}; {advice}")
 
 
 def unwrap(attention: Attention) -> Any:
@@ -237,10 +216,8 @@ def map_with_visible(
     values = map_matrices(attention, informed, *tokens, visible=visible, **options)
     causal_ones = [one for each in inferred for one in each.tolist()]
     if any(causal_ones) and not all(causal_ones):
-        warn_caller(
-            f"{sum(causal_ones)} of {len(causal_ones)} matrices have no weight above their diagonal and count as "
-            "causal, the others do not: weights may be too small for the dtype; give causal= or visible="
-        )
+        share = f"{sum(causal_ones)} of {len(causal_ones)} matrices have no weight above their diagonal"
+        warn_caller(f"{share} and count as causal, the others do not; give causal= or visible=")
     return values
 
 
@@ -269,40 +246,17 @@ def float_tensor(name: str, given: Any) -> Tensor:
         # torch takes native numbers and strides of at least 0, and warns about read-only memory
         native = np.require(given, given.dtype.newbyteorder("="), ["C", "W"])
         return torch.from_numpy(native.copy() if min(native.strides, default=0) < 0 else native)
-    if isinstance(given, Tensor):
-        if given.is_nested or given.layout != torch.strided or given.is_meta:
-            advice = f"torch.nested.to_padded_tensor with mask=, or {name}.to_dense()"
-            raise TypeError(
-                f"{name} must be a dense tensor with numbers, got a nested, sparse or meta one; use {advice}"
-            )
-        if given.dtype in ROW_SUM_TOLERANCE:
-            return given.resolve_neg()
+    if isinstance(given, Tensor) and given.dtype in ROW_SUM_TOLERANCE:
+        return given.resolve_neg()
+    if isinstance(given, Tensor | np.ndarray):
+        advice = f"use {name}.float() or {name}.astype('float64'), and of complex numbers abs({name})"
+        raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; {advice}")
+    advice = f"convert it with np.asarray({name}), or read a file with np.load"
     if hasattr(given, "decoder_attentions"):
-        halves = "output.encoder_attentions or output.decoder_attentions"
-        raise TypeError(f"{name} must be that of one half of an encoder-decoder model; give {halves}")
-    if not isinstance(given, Tensor | np.ndarray):
-        hint = _conversion_hint(name, given)
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}{hint}")
-    convert = f"{name}.float()" if isinstance(given, Tensor) else f"{name}.astype('float64')"
-    if "complex" in str(given.dtype):  # a conversion would drop the imaginary part
-        convert = f"abs({name}) or {name}.real"
-    raise TypeError(f"{name} must be floating-point of 16 to 64 bits, got {given.dtype}; use {convert}")
-
-
-def _conversion_hint(name: str, given: Any) -> str:
-    """Return how to get a tensor or an array from what was given, after a semicolon; nothing where that is unknown."""
-    if isinstance(given, str | os.PathLike):
-        return "; read a file with np.load"
-    if callable(getattr(given, "relative", None)):  # an encoding
-        return f"; give its .{'relative' if name == 'bias' else 'weights'}(length)"
-    if isinstance(given, nn.Linear):
-        return "; give its .weight.T"
-    if isinstance(getattr(given, "weight", None), Tensor):
-        return "; give its .weight"
-    if isinstance(given, nn.Module):
-        return "; measure a model with positional_attention(model, tokenizer)"
-    is_array = isinstance(given, list | tuple | float | int) or hasattr(given, "__array__")
-    return f"; convert it with np.asarray({name})" if is_array else ""
+        advice = "give output.encoder_attentions or output.decoder_attentions"
+    elif isinstance(given, nn.Module):
+        advice = "measure a model with positional_attention, an encoding by its weights(length), a layer by its weight"
+    raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}; {advice}")
 
 
 def _refuse_bands(flat: Tensor) -> None:
@@ -319,7 +273,7 @@ def _warn_of_padding(weights: Tensor) -> None:
     """Warn if all heads of a sequence, (..., head, n, n), leave out the same keys at one end, and no other keys."""
     if weights.ndim < 3 or weights.shape[-3] < 2 or weights.shape[-1] < 3:
         return
-    for end in (0, -1):
+    for end, which in ((0, "first"), (-1, "last")):
         # two queries decide nearly always; only then look at all
         suspicious = (weights.detach()[..., [0, -1], end] == 0).all(-1).all(-1)
         if not bool(suspicious.any()):
@@ -330,10 +284,8 @@ def _warn_of_padding(weights: Tensor) -> None:
         one_run = ~attended[..., -1] & attended[..., 1] & (attended.int().diff(dim=-1) <= 0).all(-1)
         # a few sharp heads may leave any key out, but not all heads the same ones at one end
         if bool((one_run & (attended == attended[:, :1]).all(-1)).all(-1).any()):
-            warn_caller(
-                f"no query of any head attends to the {'last' if end else 'first'} key, as if it were padding; leave "
-                "padding out with mask=attention_mask"
-            )
+            message = f"no query of any head attends to the {which} key, as if it were padding"
+            warn_caller(f"{message}; leave padding out with mask=attention_mask")
 
 
 def warn_caller(message: str) -> None:
@@ -345,24 +297,19 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def _at_a_time(flat: Tensor) -> int:
-    """Return how many of the matrices (batch, n, n) to give to a kernel; all of those that need a gradient."""
-    if flat.requires_grad and torch.is_grad_enabled():
-        return max(1, len(flat))
-    return max(1, (_PART if flat.device.type == "cpu" else _PART_OF_GPU) // (flat.shape[-2] * flat.shape[-1]))
+def _map_parts(matrices: Matrices, spans: Tensor | None, kernel: Kernel, layout: Layout) -> Tensor:
+    """Apply the kernel to some of the matrices at a time; where there are spans, to those cropped to the same one.
 
-
-def _map_parts(matrices: Matrices, kernel: Kernel) -> Tensor:
-    """Apply the kernel to some of the matrices at a time."""
-    batch, size = len(matrices.weights), _at_a_time(matrices.weights)
-    if batch <= size:
-        return kernel(matrices)
-    return torch.cat([kernel(matrices.part(slice(first, first + size))) for first in range(0, batch, size)])
-
-
-def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout) -> Tensor:
-    """Apply the kernel to the cropped matrices of each span and pad its values with NaN to the full length."""
-    n, device = matrices.weights.shape[-1], matrices.weights.device
+    Values of cropped matrices are padded with NaN to the full length.
+    """
+    batch, m, n = matrices.weights.shape
+    device = matrices.weights.device
+    size = max(1, (_PART if device.type == "cpu" else _PART_OF_GPU) // (m * n))
+    if matrices.weights.requires_grad and torch.is_grad_enabled():
+        size = max(1, batch)
+    if spans is None or not batch:
+        parts = range(0, max(1, batch), size)
+        return torch.cat([kernel(matrices.part(slice(first, first + size))) for first in parts])
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
     pieces, order = [], []
     for group, (start, stop) in enumerate(groups.tolist()):
@@ -370,7 +317,7 @@ def _map_spans(matrices: Matrices, spans: Tensor, kernel: Kernel, layout: Layout
         paddings = {"scalar": (), "rows": (start, n - stop), "offsets": (missing, missing), "matrix": (0, missing) * 2}
         if matrices.positions is not None:  # distances of a part are those of the whole
             paddings["offsets"] = ()
-        for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), _at_a_time(matrices.weights)):
+        for chosen in torch.split(torch.nonzero(member == group).squeeze(-1), size):
             values = kernel(matrices.part(chosen.to(device)).crop(start, stop))
             pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
             order.append(chosen)

@@ -41,19 +41,13 @@ def token_spans(mask: Mask | None, batch_shape: Sequence[int], n: int, without_f
     fits = flags.ndim >= 1 and flags.shape[-1] == n and len(leading) in {0, len(batch_shape) - 1, len(batch_shape)}
     if not fits or any(a not in (1, b) for a, b in zip(leading, batch_shape, strict=False)):
         mismatch = f"mask of shape {tuple(flags.shape)} does not fit attention of shape {(*batch_shape, n, n)}"
-        layouts = "mask[:, None] for (batch, layer, head, n, n), mask[None] for (layer, batch, head, n, n)"
-        advice = f"give all axes before the heads or none: {layouts}"
-        if flags.shape[-2:] == (n, n) and (flags.ndim > 2 or n not in batch_shape):
-            advice = "it is for padding; for keys that a query does not see give visible= where the metric takes it"
+        advice = "give all axes before the heads or none; keys that a query does not see are visible="
         raise ValueError(f"{mismatch}; {advice}")
     position = torch.arange(n, device="cpu")
     start = torch.where(flags, position, n).amin(-1)
     stop = torch.where(flags, position + 1, 0).amax(-1)
     if bool((flags.sum(-1) != stop - start).any()) or not bool(flags.any(-1).all()):
-        raise ValueError(
-            "mask must mark one unbroken run of at least one token per sequence, with 1 or True at tokens, not at"
-            " padding; crop() cuts pieces out"
-        )
+        raise ValueError("mask must be 1 or True at one unbroken run of tokens in each sequence, and not at padding")
     shortest = min((stop - start).flatten().tolist(), default=n)
     count("without_first", without_first, least=0, most=shortest - 1)
     spans = torch.stack([start + without_first, stop], -1)  # (*leading, 2)
@@ -67,8 +61,7 @@ def token_flags(mask: Mask) -> Tensor:
     values = torch.as_tensor(mask, device="cpu").detach()
     one, zero, hidden = values == 1, values == 0, values <= HIDDEN
     if values.is_floating_point() and values.numel() and bool(zero.all()):
-        readings = "no token counts if it is of 0 and 1, every token if it is additive"
-        raise ValueError(f"mask is 0 everywhere, which is ambiguous: {readings}; without padding, leave it out")
+        raise ValueError("mask is 0 everywhere: no token, or every one if it is additive; without padding leave it out")
     if bool((one | zero).all()):
         return one
     if bool((hidden | zero).all()):
@@ -91,10 +84,7 @@ def expand_visible(visible: Tensor, matrices: Tensor) -> Tensor:
     shape = tuple(matrices.shape)
     fits = visible.ndim == len(shape) and all(a in (1, b) for a, b in zip(visible.shape[:-2], shape[:-2], strict=True))
     if visible.shape[-2:] != shape[-2:] or (visible.ndim != 2 and not fits):
-        mismatch = f"visible of shape {tuple(visible.shape)} does not fit attention of shape {shape}"
-        raise ValueError(
-            f"{mismatch}; give (n, n) or all axes: visible[:, None] of (layer, n, n) for (layer, head, n, n)"
-        )
+        raise ValueError(f"visible must be (n, n), or fit all axes of attention {shape}, got {tuple(visible.shape)}")
     return visible.to(matrices.device).expand(shape)
 
 
@@ -108,42 +98,9 @@ def check_hidden_keys(
         raise ValueError(f"{argument} hides keys with attention: {share}; {advice}")
 
 
-def is_causal(flat: Tensor) -> Tensor:
-    """Return which matrices, (batch,), have no weight above the diagonal; a single position is not causal."""
-    n = flat.shape[-1]
-    causal = (flat[:, 0, 1:] == 0).all(-1) & (n > 1)
+def is_causal(weights: Tensor, later: Tensor) -> Tensor:
+    """Return which matrices (batch, m, n) have no weight on later keys, boolean (m, n); none if no key is later."""
+    causal = (weights[:, 0] * later[0] == 0).all(-1) & later.any()
     for each in causal.nonzero():  # the first row decides nearly always; only then look at the whole
-        causal[each] = not flat[each].triu(1).any()
+        causal[each] = not (weights[each] * later).any()
     return causal
-
-
-def past_only(
-    flat: Tensor, causal: bool | None, inferred: list[Tensor] | None = None, later: Tensor | None = None
-) -> Tensor:
-    """Return which matrices (batch, m, n) have no weight on later keys, (batch,).
-
-    Args:
-        flat: The matrices.
-        causal: The answer, where it is known; None: it is inferred.
-        inferred: Gets what was inferred, if it is a list.
-        later: Which keys are later, (m, n); None: those above the diagonal, and none of a rectangle.
-
-    Raises:
-        ValueError: ``causal=True``, and a query has weight on a later key, or which keys are later is not known.
-    """
-    *_, m, n = flat.shape
-    if later is None and m == n:
-        later = torch.ones(n, n, dtype=torch.bool, device=flat.device).triu(1) if causal else None
-    elif later is None and causal:
-        advice = "give positions= with one coordinate, or visible="
-        raise ValueError(f"causal=True needs to know which keys come later, and queries are not the keys; {advice}")
-    elif later is None:
-        return flat.new_zeros(len(flat), dtype=torch.bool)
-    if causal is None:
-        without_future = is_causal(flat.detach()) if later is None else (flat.detach() * later == 0).all(-1).all(-1)
-        if inferred is not None and n > 1 and (later is None or bool(later.any())):  # a single position is neither
-            inferred.append(without_future)
-        return without_future
-    if later is not None and causal:
-        check_hidden_keys(flat, ~later, "causal=True", "leave causal out")
-    return flat.new_full(flat.shape[:1], causal).bool()

@@ -86,14 +86,10 @@ def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:
     off = (totals - 1).abs().max().item() if totals.numel() else 0.0
     if off <= ROW_SUM_TOLERANCE[weights.dtype] or off <= (tolerance := ROW_SUM_TOLERANCE[precision_of(weights)]):
         return
-    advice = "call model.eval() or train without attention dropout, which changes sums; of logits take .softmax(-1)"
+    advice = "take .softmax(-1) of logits, call model.eval() against dropout, leave empty rows out with mask="
     columns = weights.detach().sum(-2, dtype=totals.dtype)
     if bool(((columns - 1).abs() <= tolerance).all()):
         advice = "its columns do: transpose it, rows are queries"
-    elif bool(((totals == 0) | ((totals - 1).abs() <= tolerance)).all()):
-        advice = "leave rows out whose keys are all masked, with mask="
-    elif bool(((totals > 0) & (totals < 1)).all()):
-        advice = "rows with a learned sink sum to less: divide them by .sum(-1, keepdim=True)"
     raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")
 
 

@@ -91,11 +91,9 @@ class MeanOver(_Mean):
                 the axes do not end with ``shape``, or layers have no batch axis.
         """
         values = self.metric(attention, mask=_place_mask(mask, attention, self.shape))
-        wanted = leading_shape(attention)
-        if getattr(values, "shape", None) != wanted:
-            given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            advice = "select one, or average them, in a function of your own"
-            raise ValueError(f"metric must return one number per matrix, {wanted}, got {given}; {advice}")
+        given = getattr(values, "shape", type(values).__name__)
+        if given != (shape := leading_shape(attention)):
+            raise ValueError(f"metric must return one number per matrix, {shape}, got {given}")
         values = on_float64_device(_flatten_to(self.shape, _batch_first(attention, values).detach()))
         counted = ~values.isnan()
         self.total += torch.where(counted, values, 0).sum(0, dtype=torch.float64)
@@ -155,8 +153,8 @@ class MeanAttention(_Mean):
 
         Raises:
             TypeError: As for `metrics.locality`.
-            ValueError: As for `MeanOver.update`, a mask that differs between layers or heads that are kept apart, or a
-                sequence longer than ``length``.
+            ValueError: As for `MeanOver.update`, or a mask that differs between layers or heads that are kept apart.
+            RuntimeError: A sequence is longer than ``length``.
         """
         if getattr(attention, "positions", None) is not None:
             raise ValueError("MeanAttention would lose the positions of the result; give its .attention")
@@ -170,8 +168,6 @@ class MeanAttention(_Mean):
             raise ValueError(f"mask must be the same for all of shape={self.shape}, one per sequence: (batch, n)")
         present = tokens[:, 0]
         m = int(present.any(0).sum())
-        if m > self.length:
-            raise ValueError(f"a sequence of {m} tokens is longer than length={self.length}; increase length=")
         self.total[..., :m, :m] += matrices[..., :m, :m].nan_to_num(0).sum(0, dtype=torch.float64)
         self.count[:m] += present[:, :m].sum(0)
         self.eps = self.eps.clamp(min=torch.finfo(matrices.dtype).eps)

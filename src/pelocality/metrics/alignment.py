@@ -10,11 +10,7 @@ from pelocality.positions import Positions
 
 
 def diagonality(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
+    attention: Attention, *, positions: PositionsLike | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Tensor:
     """Return how often a later query attends to a later key.
 

@@ -18,13 +18,7 @@ from pelocality.metrics._by_position import (
     visible_counts,
     weights_by_position,
 )
-from pelocality.metrics._inputs import (
-    Attention,
-    Matrices,
-    PositionsLike,
-    map_matrices,
-    map_with_visible,
-)
+from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, map_with_visible
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
 from pelocality.metrics._row_pass import row_statistics
@@ -84,9 +78,8 @@ def adjusted_locality(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        value = row_sums(matrices, pairs=False).locality
         support, uniform = _uniform_locality(matrices)
-        return excess_locality(value, uniform, support)
+        return excess_locality(row_sums(matrices, pairs=False).locality, uniform, support)
 
     return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 
@@ -96,7 +89,7 @@ def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
     choice = support > 1
     most = torch.where(choice, 1 - uniform, 0).sum(-1)
     gained = torch.where(choice, value - uniform.to(value.dtype), 0).sum(-1)
-    return ratio(gained, most, torch.nan).to(value.dtype)
+    return ratio(gained, most, torch.nan)
 
 
 def _uniform_locality(matrices: Matrices) -> tuple[Tensor, Tensor]:
@@ -173,11 +166,7 @@ def past_locality(
 
 
 def distance_profile(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
+    attention: Attention, *, positions: PositionsLike | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Tensor:
     """Return the mean attention at every signed distance.
 
@@ -203,19 +192,11 @@ def distance_profile(
         >>> distance_profile(torch.eye(3).roll(-1, -1))
         tensor([0., 1., 0., 0., 1.])
     """
-
-    def kernel(matrices: Matrices) -> Tensor:
-        return _in_precision(profile(matrices), matrices)
-
-    return map_matrices(attention, kernel, positions, mask, without_first, layout="offsets")
+    return map_matrices(attention, profile, positions, mask, without_first, layout="offsets")
 
 
 def profile_asymmetry(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
+    attention: Attention, *, positions: PositionsLike | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Tensor:
     """Return the asymmetry of the distance profile at every distance.
 
@@ -244,7 +225,7 @@ def profile_asymmetry(
 
     def kernel(matrices: Matrices) -> Tensor:
         past_and_future(matrices)  # refuses positions without directions
-        return _in_precision(profile(matrices), matrices)
+        return profile(matrices)
 
     return asymmetry_of_profile(map_matrices(attention, kernel, positions, mask, without_first, layout="offsets"))
 
@@ -338,9 +319,9 @@ def window(
     def kernel(matrices: Matrices) -> Tensor:
         matrices = matrices._replace(weights=matrices.weights.detach())
         if not rows and matrices.positions is None:
-            return _in_precision(window_of_profile(profile(matrices), share), matrices)
+            return window_of_profile(profile(matrices), share)
         mass, radius = mass_by_ring(matrices, rows=rows)
-        return _in_precision(radius[_narrowest(mass, share)], matrices)
+        return radius[_narrowest(mass, share)]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
@@ -361,11 +342,6 @@ def _narrowest(by_distance: Tensor, share: float) -> Tensor:
     held = by_distance.cumsum(-1)
     rounding = by_distance.shape[-1] * torch.finfo(torch.float64).eps
     return (held >= share * held[..., -1:] * (1 - rounding)).to(torch.uint8).argmax(-1)
-
-
-def _in_precision(values: Tensor, matrices: Matrices) -> Tensor:
-    """Return values in the precision of the weights, float32 for half precision."""
-    return values.to(torch.promote_types(matrices.weights.dtype, torch.float32))
 
 
 def half_life(
@@ -412,9 +388,9 @@ def half_life(
 
     def kernel(matrices: Matrices) -> Tensor:
         if matrices.positions is None:
-            return _in_precision(half_life_of_profile(profile(matrices), side, matrices.dtype), matrices)
+            return half_life_of_profile(profile(matrices), side, matrices.dtype)
         means, radius = ring_means(matrices, side)
-        return _in_precision(_half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype), matrices)
+        return _half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype)
 
     check_choice("side", side, ("both", "past", "future"))
     return map_matrices(attention, kernel, positions, mask, without_first)
@@ -422,7 +398,6 @@ def half_life(
 
 def half_life_of_profile(profile: Tensor, side: Side, dtype: torch.dtype) -> Tensor:
     """Return `half_life`, (...), of a `distance_profile` in float64 that was computed from weights of a dtype."""
-    check_choice("side", side, ("both", "past", "future"))
     past, future = sides_of(profile)
     k = torch.arange(1, past.shape[-1] + 1, device=profile.device, dtype=torch.float64)
     return _half_life({"both": (past + future) / 2, "past": past, "future": future}[side], k, dtype)

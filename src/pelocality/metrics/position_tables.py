@@ -1,5 +1,6 @@
 """Attention computed from a table of position embeddings alone."""
 
+import contextlib
 import math
 from typing import Any, Literal
 
@@ -78,16 +79,16 @@ def project(
     temperature: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Return scaled queries and keys, ([heads,] n, d_head), whose products are the logits of `position_weights`."""
-    positions = _in_float32("table", _rows_of_tokens(table))
+    if isinstance(table, nn.Embedding):  # the rows that tokens read
+        skipped = getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1
+        table = table.weight[skipped:]
+    positions = _in_float32("table", table)
     if positions.ndim != 2 or 0 in positions.shape:
         raise ValueError(f"table must be (n, d), one embedding per position, got shape {tuple(positions.shape)}")
     zeros = (positions == 0).all(-1)
     if bool(zeros[1:].any()) and not bool(zeros.all()):
         row = int(zeros[1:].nonzero()[0]) + 1
-        raise ValueError(
-            f"table has zeros in row {row}, a padding row; no token reads it or the rows before it; pass the module "
-            f"that holds the table, or table[{row + 1}:]"
-        )
+        raise ValueError(f"table has zeros in row {row}, a padding row; pass its module, or table[{row + 1}:]")
     if (query is None) != (key is None):
         raise ValueError("query and key come together: give both W_q and W_k, or neither")
     queries = keys = positions
@@ -104,19 +105,10 @@ def project(
     return queries / temperature, keys
 
 
-def _rows_of_tokens(table: Any) -> Any:
-    """Return the rows of a module's table that tokens read; a tensor or an array as it is."""
-    if not isinstance(table, nn.Embedding):
-        return table
-    return table.weight[getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1 :]
-
-
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right in their own precision, also inside a `torch.autocast`."""
-    device = left.device.type
-    if not torch.is_autocast_enabled(device):  # a device may have no autocast
-        return left @ right
-    with torch.autocast(device, enabled=False):
+    enabled = torch.is_autocast_enabled(left.device.type)  # a device may have no autocast
+    with torch.autocast(left.device.type, enabled=False) if enabled else contextlib.nullcontext():
         return left @ right
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pelocality.metrics._by_position import row_sums
+from pelocality.metrics._by_position import later_keys, row_sums
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, warn_caller
 from pelocality.metrics._masks import Mask, is_causal
 from pelocality.metrics._tolerance import Tolerance
@@ -171,18 +171,8 @@ def symmetry(
         >>> symmetry(torch.softmax(-0.1 * distance**2 + 0.2 * distance, -1))
         tensor(0.4814)
     """
-    one_sided = []
-
-    def kernel(matrices: Matrices) -> Tensor:
-        sums = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol))
-        _, value, asymmetry = sums.pooled()
-        one_sided.append(_is_one_sided(matrices, asymmetry))
-        return sums.symmetry_of_rows() if rows else value
-
-    values = map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
-    if any(one_sided):
-        warn_of_one_sided()
-    return values
+    values = _map_sums(attention, rtol, rows=rows, positions=positions, mask=mask, without_first=without_first)
+    return values if rows else values[..., 1]
 
 
 def measure(
@@ -220,47 +210,52 @@ def measure(
         Measurement(locality=0.3127, symmetry=1.0000, relative_asymmetry=0.0000)
     """
     options: dict[str, Any] = {"positions": positions, "mask": mask, "without_first": without_first}
-    return measurement(attention, rtol=rtol, warn=True, **options)
+    return Measurement(*_map_sums(attention, rtol, **options).unbind(-1))
 
 
-def measurement(attention: Attention, *, rtol: float | None = None, warn: bool = False, **options: Any) -> Measurement:
-    """Return what `measure` returns, without its warning for callers that know which attention is causal.
+def measurement(attention: Attention, **options: Any) -> Measurement:
+    """Return what `measure` returns, without its warning, for callers that know which attention is causal."""
+    return Measurement(*_map_sums(attention, warn=False, **options).unbind(-1))
+
+
+def _map_sums(
+    attention: Attention, rtol: float | None = None, warn: bool = True, rows: bool = False, **options: Any
+) -> Tensor:
+    """Return locality, symmetry and relative asymmetry of every matrix, (..., 3), or the symmetry of rows, (..., n).
 
     Args:
         attention: As for `measure`.
         rtol: As for `measure`.
         warn: Whether to warn of one-sided attention.
+        rows: Whether to return the symmetry of rows.
         options: Positions, mask and without_first of `measure`.
     """
     one_sided: list[bool] = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        numbers = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol)).pooled()
-        if warn:
-            one_sided.append(_is_one_sided(matrices, numbers[2]))
-        return torch.stack(numbers, -1)
+        sums = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol))
+        numbers = sums.pooled()
+        one_sided.append(warn and _is_one_sided(matrices, numbers[2]))
+        return sums.symmetry_of_rows() if rows else torch.stack(numbers, -1)
 
-    values = map_matrices(attention, kernel, **options)
+    values = map_matrices(attention, kernel, rows=rows, **options)
     if any(one_sided):
         warn_of_one_sided()
-    return Measurement(*values.unbind(-1))
+    return values
 
 
 def _is_one_sided(matrices: Matrices, asymmetry: Tensor) -> bool:
     """Return whether any matrix has weight on one side of its diagonal alone; the asymmetry is (batch,)."""
-    candidates = [matrices.weights[each].detach() for each in (asymmetry.detach() > 0.999).nonzero()]
-    if matrices.weights.shape[-1] == matrices.weights.shape[-2]:
-        return any(bool(is_causal(each) ^ is_causal(each.mT)) for each in candidates)
-    later = None if matrices.positions is None else matrices.positions.later
-    if later is None or not bool(later.any()):
+    candidates = matrices.weights[asymmetry > 0.999].detach()
+    if not len(candidates) or (later := later_keys(matrices)) is None:
         return False
-    return any(not bool((each * later.to(each.device)).any()) for each in candidates)
+    causal, (m, n) = is_causal(candidates, later), later.shape
+    return bool((causal ^ is_causal(candidates.mT, later) if m == n else causal).any())
 
 
 def warn_of_one_sided() -> None:
     """Warn that symmetry says nothing."""
     warn_caller(
-        "the attention is one-sided (causal), for which the published symmetry is meaningless (causal uniform "
-        "attention scores 1); read relative_asymmetry, direction_balance or past_locality instead, or measure "
-        "the scores before the mask"
+        "the attention is one-sided (causal), for which the published symmetry is meaningless; read "
+        "relative_asymmetry, direction_balance or past_locality instead"
     )

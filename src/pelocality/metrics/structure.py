@@ -87,11 +87,7 @@ def toeplitz_share(
 
 
 def monotonicity(
-    attention: Attention,
-    *,
-    positions: PositionsLike | None = None,
-    mask: Mask | None = None,
-    without_first: int = 0,
+    attention: Attention, *, positions: PositionsLike | None = None, mask: Mask | None = None, without_first: int = 0
 ) -> Tensor:
     """Return how often attention does not grow from one token to its neighbour further away, on either side.
 
@@ -220,8 +216,8 @@ def entropy(
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
-    options: dict[str, Any] = {"causal": causal, "visible": visible, "rows": rows, "any_shape": True}
-    return map_with_visible(attention, kernel, positions, mask, without_first, **options)
+    sees: dict[str, Any] = {"causal": causal, "visible": visible}
+    return map_with_visible(attention, kernel, positions, mask, without_first, **sees, rows=rows, any_shape=True)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,12 +227,7 @@ def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sink_rate(
-    attention: Attention,
-    sinks: int = 1,
-    *,
-    mask: Mask | None = None,
-    without_first: int = 0,
-    rows: bool = False,
+    attention: Attention, sinks: int = 1, *, mask: Mask | None = None, without_first: int = 0, rows: bool = False
 ) -> Tensor:
     """Return which share of the attention falls on the first keys.
 

@@ -10,7 +10,7 @@ import pandas as pd
 from torch import Tensor
 
 from pelocality import metrics as _metrics
-from pelocality._checks import nearest
+from pelocality._checks import check_choice
 from pelocality.metrics._inputs import Attention, leading_shape
 
 _PUBLISHED = ("locality", "symmetry", "relative_asymmetry")
@@ -74,11 +74,7 @@ def axes_frame(shape: tuple[int, ...], axes: Sequence[str] | None) -> pd.DataFra
 
 def _metric(name: str) -> Callable[..., Tensor]:
     """Return the metric of this name."""
-    known = {
-        key: function
-        for key, function in vars(_metrics).items()
-        if inspect.isfunction(function) and "attention" in inspect.signature(function).parameters
-    }
-    if name not in known:
-        raise ValueError(f"metrics must name metrics of pelocality.metrics, got {name!r}{nearest(name, known)}")
+    functions = {key: each for key, each in vars(_metrics).items() if inspect.isfunction(each)}
+    known = {key: each for key, each in functions.items() if "attention" in inspect.signature(each).parameters}
+    check_choice("metrics", name, known)
     return known[name]

@@ -122,9 +122,8 @@ def measure_relative(bias: Tensor | np.ndarray, *, rtol: float | None = None) ->
     """
     numbers = float_tensor("bias", bias)
     if numbers.ndim == 0 or numbers.shape[-1] % 2 == 0:
-        expected = f"bias must hold an odd number, one for each k = -(n-1)..n-1, got shape {tuple(numbers.shape)}"
-        raise ValueError(f"{expected}; an encoding gives them as relative(n), not as its n x n matrix")
-    if bool(torch.isnan(numbers).any()) or bool((numbers == torch.inf).any()):
+        raise ValueError(f"bias must be (..., 2n - 1), as relative(n) of an encoding, got shape {tuple(numbers.shape)}")
+    if not bool((numbers < torch.inf).all()):
         raise ValueError("bias contains NaN or +inf; use -inf where a distance is masked")
     tolerance = Tolerance.for_dtype(numbers.dtype, rtol)
     batch, distances = numbers.shape[:-1], numbers.shape[-1]
@@ -272,13 +271,11 @@ def measure_absolute(
     queries, keys = map(on_float64_device, projected)
     tolerance = Tolerance.for_dtype(queries.dtype, rtol)
     n = queries.shape[-2]
-    by_head = [each.reshape(-1, n, each.shape[-1]) for each in (queries, keys)]
-    sums = queries.new_zeros(len(by_head[0]), 4, dtype=torch.float64)
+    q, k = (each.reshape(-1, n, each.shape[-1]) for each in (queries, keys))
+    sums = queries.new_zeros(4, len(q), dtype=torch.float64)
     with torch.no_grad():
-        for q, k, total in zip(*by_head, sums, strict=True):
-            for first in range(0, n, _HEIGHT):
-                block = softmax_weights(q[first : first + _HEIGHT], k)
-                statistics = row_statistics(block[None], tolerance, first=first)
-                total += torch.stack([values.sum(dtype=torch.float64) for values in statistics.sums])
-    values = pool_sums(n, sums.unbind(-1))
+        for first in range(0, n, _HEIGHT):
+            statistics = row_statistics(softmax_weights(q[:, first : first + _HEIGHT], k), tolerance, first=first)
+            sums += torch.stack([values.sum(-1, dtype=torch.float64) for values in statistics.sums])
+    values = pool_sums(n, sums)
     return Measurement(*(value.to(projected[0]).reshape(queries.shape[:-2]) for value in values))
