@@ -12,8 +12,8 @@ from pelocality._checks import check_choice, count, number
 from pelocality.models._inference import inference
 from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
 from pelocality.models.heads.weights import weight_scores
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import attention_layers
-from pelocality.models.logits.content import batches_of
 from pelocality.models.measuring.provenance import Provenance, provenance
 from pelocality.models.measuring.result import interval_of
 from pelocality.models.sequence_model import SequenceModel
@@ -208,15 +208,8 @@ def head_classes(
         advice = "pass a model of token ids, or read text_average(...).attention"
         raise ValueError(f"head_classes permutes and repeats token ids, but {model} reads other inputs; {advice}")
     plain, repeated = random_tokens(model, tokenizer, length, sequences, seed)
-    batches = batches_of(
-        model,
-        in_batches(plain, batch_size) if texts is None else texts,
-        tokenizer,
-        special_tokens=special_tokens,
-        without_first=0,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    texts = in_batches(plain, batch_size) if texts is None else texts
+    batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)
     with inference(model.module):
         attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]})
         heads = HeadSums(model, attending, attending.requested(layers), length)

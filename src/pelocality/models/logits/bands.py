@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from pelocality.models._inference import inference
 from pelocality.models._weights import loaded
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import requested_layers
-from pelocality.models.logits.content import batches_of, by_layer
+from pelocality.models.logits.content import by_layer
 from pelocality.models.logits.terms import known_logits, rotated
 from pelocality.models.sequence_model import SequenceModel
 
@@ -140,15 +141,7 @@ def rotary_bands(
                 each.to(device) for each in (pairs.norm(dim=-2).sum((1, 3)), pairs.square().sum((1, 3)), covariance)
             )
 
-        batches = batches_of(
-            model,
-            texts,
-            tokenizer,
-            special_tokens=special_tokens,
-            without_first=without_first,
-            batch_size=batch_size,
-            progress=progress,
-        )
+        batches = TextBatches(model, texts, tokenizer, special_tokens, without_first, batch_size, progress)
         tokens, number, sums = 0, 0, None
         for taken, included in by_layer(model, batches, chosen, take):
             stacked = [torch.stack(each) for each in zip(*taken, strict=True)]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pelocality._toeplitz import diagonals
 from pelocality.models._weights import loaded
-from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.logits.terms import captured_inputs, queries_and_keys
 from pelocality.models.sequence_model import SequenceModel
 
@@ -94,7 +93,7 @@ def by_layer(
             that do not count, and the tokens that count.
 
     Raises:
-        ValueError: Quantised weights, or no token.
+        ValueError: Quantised weights, no token, or a model that reads no token ids.
     """
     modules: list[Any] = model.family.attention_layers(model.module)
 
@@ -108,20 +107,14 @@ def by_layer(
 
     tokens = 0
     for inputs, included in batches:
-        assert included is not None  # the model reads token ids
+        if included is None:
+            raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
         real, tokens = included, tokens + int(included.sum())
         with captured_inputs(model, take_requested) as taken:
             model.run(inputs)
         yield [taken[layer] for layer in layers], included
     if not tokens:
         raise ValueError("texts hold no token to average over (a generator can be read only once)")
-
-
-def batches_of(model: SequenceModel, texts: Iterable[Any], tokenizer: Any, **options: Any) -> TextBatches:
-    """Return the batches of texts, for options as of `text_average`; refuse a model that does not read token ids."""
-    if model.content is not None:
-        raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
-    return TextBatches(model, texts, tokenizer, **options)
 
 
 def _check_constant(model: SequenceModel, layer: int, states: Tensor) -> None:

@@ -12,9 +12,10 @@ from pelocality._toeplitz import toeplitz
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inference import forget_longest_input, inference
 from pelocality.models._weights import embedding_weight, loaded
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.inputs.words import choose_words
 from pelocality.models.layers import requested_layers
-from pelocality.models.logits.content import ByDistance, Content, batches_of, mean_content
+from pelocality.models.logits.content import ByDistance, Content, mean_content
 from pelocality.models.logits.terms import (
     capped,
     captured_inputs,
@@ -250,15 +251,7 @@ def positional_logits(
         ids, names = choose_words(model, tokenizer, words, seed) if method == "words" else ((), ())
         content = None
         if method == "texts":
-            batches = batches_of(
-                model,
-                texts or (),
-                tokenizer,
-                special_tokens=special_tokens,
-                without_first=without_first,
-                batch_size=batch_size,
-                progress=progress,
-            )
+            batches = TextBatches(model, texts or (), tokenizer, special_tokens, without_first, batch_size, progress)
             content = mean_content(model, batches, chosen)
             forget_longest_input(base)  # the logits have the angles of `length` alone
         elif method == "words":
