@@ -60,6 +60,12 @@ def loaded(base: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
+def position_parts(base: nn.Module, absolute: Any) -> list[nn.Module]:
+    """Return the modules other than attention whose weights are read directly: tables, and the norm behind them."""
+    tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    return tables if absolute is None else [*tables, absolute.norm]
+
+
 def _offload(hook: Any, module: nn.Module) -> None:
     """Offload a module's weights again."""
     hook.offload = True
@@ -76,5 +82,5 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         weight = getattr(part, "weight", None)
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
         if weight is not None and not plain:
-            reason = f"holds quantised or sharded weights ({type(part).__name__}), which cannot be split"
-            raise ValueError(f"{type(base).__name__} {reason}; use positional_attention or text_average")
+            reason = f"holds quantised or sharded weights ({type(part).__name__}); use positional_attention"
+            raise ValueError(f"{type(base).__name__} {reason}")

@@ -64,8 +64,7 @@ def _side(length: int) -> int:
     """Return the number of patches along a side of a square image."""
     side = math.isqrt(length)
     if side * side != length:
-        near = f"{side**2} or {(side + 1) ** 2}"
-        raise ValueError(f"length must be a square number of patches, got {length}; ask for {near}")
+        raise ValueError(f"length must be a square number of patches, such as {side**2}, got {length}")
     return side
 
 

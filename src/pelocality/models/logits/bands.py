@@ -137,17 +137,14 @@ def rotary_bands(
             scatter = (query.mT @ query) * (key.mT @ key) / tokens  # (batch, head, d_head, d_head)
             pairs = torch.stack(both.chunk(2, -1), -2)  # (2, batch, head, n, 2, band)
             covariance = torch.stack(scatter.sum((0, -1)).chunk(2, -1)).sum(0)
-            return tuple(
-                each.to(device) for each in (pairs.norm(dim=-2).sum((1, 3)), pairs.square().sum((1, 3)), covariance)
-            )
+            sums = pairs.norm(dim=-2).sum((1, 3)), pairs.square().sum((1, 3)), covariance
+            return tuple(each.to(device) for each in sums)
 
         batches = TextBatches(model, texts, tokenizer, special_tokens, without_first, batch_size, progress)
-        tokens, number, sums = 0, 0, None
+        tokens, texts_read, sums = 0, 0, [0, 0, 0]
         for taken, included in by_layer(model, batches, chosen, take):
-            stacked = [torch.stack(each) for each in zip(*taken, strict=True)]
-            sums = stacked if sums is None else [one + more for one, more in zip(sums, stacked, strict=True)]
-            tokens, number = tokens + int(included.sum()), number + int(included.any(1).sum())
-    assert sums is not None
+            sums = [total + torch.stack(each) for total, each in zip(sums, zip(*taken, strict=True), strict=True)]
+            tokens, texts_read = tokens + int(included.sum()), texts_read + int(included.any(1).sum())
     norms, squares, covariance = sums  # (layer, 2, head, band), (layer, 2, head, 2, band), (layer, head, band)
     sizes = squares.sqrt()
     massive = (sizes > _MASSIVE * sizes.mean((-2, -1), keepdim=True)).any(-2)
@@ -161,5 +158,5 @@ def rotary_bands(
         massive_queries=massive[:, 0],
         massive_keys=massive[:, 1],
         layers=chosen,
-        texts=number,
+        texts=texts_read,
     )

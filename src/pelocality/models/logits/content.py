@@ -64,17 +64,16 @@ def mean_content(
     device = model.device
 
     def means(layer: int, both: Tensor, kept: Tensor) -> Tensor:
-        if constant:
-            _check_constant(model, layer, both)
+        spread = float((both - both[..., :1, :]).abs().max() / both.abs().max()) if constant else 0
+        if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
+            reason = f"a repeated word has other queries and keys at other positions (by {spread:.2g} in layer {layer})"
+            raise ValueError(f"the logits of {model} have no closed form: {reason}; pass texts")
         return (both.sum(-2) / kept.sum(-1)[:, None, None].clamp(min=1)).to(device)
 
-    both, tokens = [], []  # (2, sample, layer, head, d_head) and (sample,) each
-    for by_text, included in by_layer(model, batches, layers, means):
-        text = included.any(1).to(device)
-        both.append(torch.stack(by_text, 2)[:, text])
-        tokens.append(included.sum(1).to(device)[text])
-    queries, keys = torch.cat(both, 1)
-    return Content(queries, keys, torch.cat(tokens))
+    by_batch = [(torch.stack(of_layers, 2), each) for of_layers, each in by_layer(model, batches, layers, means)]
+    tokens = torch.cat([included.sum(1).to(device) for _, included in by_batch])
+    queries, keys = torch.cat([both for both, _ in by_batch], 1)[:, tokens > 0]  # (sample, layer, head, d_head) each
+    return Content(queries, keys, tokens[tokens > 0])
 
 
 def by_layer(
@@ -115,14 +114,6 @@ def by_layer(
         yield [taken[layer] for layer in layers], included
     if not tokens:
         raise ValueError("texts hold no token to average over (a generator can be read only once)")
-
-
-def _check_constant(model: SequenceModel, layer: int, states: Tensor) -> None:
-    """Refuse queries and keys (..., n, d_head) of a repeated word that differ between positions."""
-    spread = float((states - states[..., :1, :]).abs().max() / states.abs().max())
-    if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
-        reason = f"a repeated word has other queries and keys at other positions (layer {layer}, by {spread:.2g})"
-        raise ValueError(f"the logits of {model} have no closed form: {reason}; pass texts")
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,19 +11,12 @@ from tqdm import tqdm
 from pelocality._toeplitz import toeplitz
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inference import forget_longest_input, inference
-from pelocality.models._weights import embedding_weight, loaded
+from pelocality.models._weights import embedding_weight, loaded, position_parts
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.inputs.words import choose_words
 from pelocality.models.layers import requested_layers
 from pelocality.models.logits.content import ByDistance, Content, mean_content
-from pelocality.models.logits.terms import (
-    capped,
-    captured_inputs,
-    known_logits,
-    logit_terms,
-    position_parts,
-    queries_and_keys,
-)
+from pelocality.models.logits.terms import capped, captured_inputs, known_logits, logit_terms, queries_and_keys
 from pelocality.models.measuring.result import interval_of, metric_of
 from pelocality.models.sequence_model import SequenceModel
 
@@ -131,10 +124,10 @@ class PositionalLogits:
         """Return a metric of the attention of some of the texts or words, (layer, head)."""
         values = []
         by_layer = _logits(self._by_distance, content, self.method)
-        for logits, cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
-            matrices = capped(toeplitz(logits, self.length)[None], [cap])[0]
+        for logits, *cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
+            matrices = capped(toeplitz(logits[None], self.length), cap)
             values.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
-        return torch.stack(values)
+        return torch.cat(values)
 
     def __repr__(self) -> str:
         heads = (self.table if self.relative is None else self.relative).shape[1]  # type: ignore[union-attr]
@@ -236,10 +229,11 @@ def positional_logits(
     family, base = known_logits(model), model.module
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)
-    with inference(base), loaded(base, [modules[0], *position_parts(model)]):
-        table, biased = family.absolute(base) is not None, family.relative_bias(base, modules[0], 1) is not None
-        content_terms = (family.rotation, family.relative_keys, family.relative_queries)
-        with_content = any(term(base, modules[0], 1) is not None for term in content_terms)
+    absolute = family.absolute(base)
+    with inference(base), loaded(base, [modules[0], *position_parts(base, absolute)]):
+        table, biased = absolute is not None, family.relative_bias(base, modules[0], 1) is not None
+        terms = (family.rotation, family.relative_keys, family.relative_queries)
+        with_content = any(term(base, modules[0], 1) is not None for term in terms)
         if not (table or biased or with_content):
             raise ValueError(f"{model} has no known positional terms in its logits")
         closed = range(1) if table and not biased else range(len(modules))
@@ -266,9 +260,7 @@ def positional_logits(
         else:
             for layer in bar:
                 by_distance += [ByDistance.of(model, modules[layer], length, *by_distance[-1:])]
-            for place, logits in enumerate(_logits(by_distance, content, method)):
-                relative = logits.new_empty(len(chosen), *logits.shape) if relative is None else relative
-                relative[place] = logits
+            relative = torch.stack(list(_logits(by_distance, content, method)))
     visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen])
     return PositionalLogits(
         relative=relative,

@@ -121,7 +121,6 @@ def positional_attention(
             observe_layers(model, attending, requested, probe.inputs(start, size), add)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     sums.add_processes(counts=bool(starts))
-    mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     source = provenance(
         model,
         sums.visible,
@@ -133,7 +132,7 @@ def positional_attention(
         equal_states=equal_states,
     )
     return PositionalAttention(
-        attention=mean,
+        attention=sums.attention.div_(len(probe.names)),  # in place: it is most of the memory for long inputs
         per_sample=sums.per_word,
         layers=requested,
         source=source,

@@ -69,29 +69,24 @@ class Influence(SequenceModel):
         Raises:
             ValueError: The model fails, or an operation of it has no derivative; the message names it.
         """
-        try:
-            with inference(self.module), self.observable(), _differentiable(self.module):
-                by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise self.unprobed(_reason(error)) from error
+        with self.explaining(_reason, inputs), inference(self.module), self.observable(), _differentiable(self.module):
+            by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
         for parts in zip(*by_text, strict=True):
             n = max(len(matrix) for _, matrix in parts)
             padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
             weights = torch.stack(padded)[:, None]
             visible = torch.ones_like(weights, dtype=torch.bool)
-            if hides_future(weights > 0):  # other zeros are no mask: influence from far away may underflow
-                visible = visible.tril()
-            use(Attention(parts[0][0], weights, visible, False))
+            # other zeros than the future's are no mask: influence from far away may underflow
+            use(Attention(parts[0][0], weights, visible.tril() if hides_future(weights > 0) else visible, False))
 
     def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
         """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
         places = _Places.of(self, inputs)
         states, n = places.states, places.length
         if length not in (None, n) and self.content is not None:
-            advice = "measure text instead, with without_first= for tokens before the input"
-            raise ValueError(f"its hidden states have {n} positions for an input of {length}; {advice}")
+            raise ValueError(
+                f"its hidden states have {n} positions for an input of {length}; use texts, without_first="
+            )
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
@@ -120,15 +115,11 @@ class Influence(SequenceModel):
             tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
             tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
             rows.append(_mapped(squares, tangents))
-        layers: list[tuple[Block | None, Tensor]] = []
-        for block, parts in zip(places.layers, zip(*rows, strict=True), strict=True):
-            total = torch.cat(parts).reshape(-1, n, n).mean(0).T  # (query, key)
-            mass = total.sum(-1, keepdim=True)
-            if bool((mass == 0).any()):
-                where = f"the hidden states at position {int(mass.argmin())} of layer {len(layers)}"
-                raise ValueError(f"{where} depend on no input embedding: a part of it has no derivative")
-            layers.append((block, total / mass))
-        return layers
+        totals = [torch.cat(parts).reshape(-1, n, n).mean(0).T for parts in zip(*rows, strict=True)]  # (query, key)
+        masses = [total.sum(-1, keepdim=True) for total in totals]
+        if any(bool((mass == 0).any()) for mass in masses):
+            raise ValueError("some of its hidden states depend on no input embedding: a part of it has no derivative")
+        return [(block, total / mass) for block, total, mass in zip(places.layers, totals, masses, strict=True)]
 
 
 def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
@@ -137,10 +128,9 @@ def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None
     for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
         ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
         differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
-    off = min(differences)
-    if not off <= _FAR:
-        reason = "a part of it has no derivative (rounding of quantised weights, detach), or is random"
-        raise ValueError(f"its derivative is {off:.2g} of the largest off that of finite differences: {reason}")
+    if not min(differences) <= _FAR:
+        reason = "a part of it is random, or has no derivative (rounding, detach)"
+        raise ValueError(f"its derivative is not that of finite differences (off by {min(differences):.2g}): {reason}")
 
 
 def influence(
@@ -256,10 +246,9 @@ class _Places:
                 output.append((read, states))
             if module in blocks and read is not None and states is not None and read.shape == states.shape:
                 ran.append((module, read))
-            if ids is None or states is None or states is not result:
-                return
             first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-            if module is embeddings or (embeddings is None and _equal(first, ids)):
+            reads_ids = module is embeddings or (embeddings is None and ids is not None and _equal(first, ids))
+            if ids is not None and states is not None and states is result and reads_ids:
                 embedded.append((module, result))
 
         modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
@@ -277,8 +266,9 @@ class _Places:
         n = states.shape[-2] if n is None else n
         placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
         if not placed or n not in (returned.shape[-2], returned.shape[0]):
-            shapes = f"shapes {tuple(states.shape)} and {tuple(returned.shape)}, not (1, {n}, d)"
-            raise ValueError(f"its hidden states have {shapes}; does it pad texts of this length, or read a grid?")
+            raise ValueError(
+                f"its hidden states are {tuple(states.shape)} and {tuple(returned.shape)}, not (1, {n}, d)"
+            )
         numbers = tuple(blocks[block] for block, _ in ran) or (None,)
         return cls(source, not embedded, outputs, numbers, states.clone(memory_format=torch.contiguous_format), n)
 
@@ -325,8 +315,6 @@ def _derivative(run: _Map, states: Tensor) -> _Map:
     try:
         forward(torch.zeros_like(states))
         return forward
-    except torch.OutOfMemoryError:
-        raise
     except Exception as no_forward_mode:
         try:
             return _backward_twice(run, states)
@@ -368,9 +356,7 @@ def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> 
     try:
         together: tuple[Tensor, ...] = torch.vmap(function)(batch)
         return together
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # operations without a batching rule raise errors of many types
+    except Exception:  # operations without a batching rule raise errors of many types; one at a time takes less memory
         return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
 
 
@@ -400,7 +386,7 @@ def _differentiable(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def _reason(error: Exception) -> str:
+def _reason(inputs: Any, error: Exception) -> str:
     """Return why derivatives of a model cannot be taken, with the operation that has none."""
     if isinstance(error, ValueError):
         return str(error)
