@@ -146,7 +146,7 @@ def relocate(
         settings: dict[str, Any] = {"tokens": tokens, "length": length, "held_out": held_out, "batch_size": batch_size}
         settings |= {"learning_rate": learning_rate, "every": every, "seed": seed, "steps": steps}
         settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
-        checkpoint = _claim(folder, settings)
+        checkpoint = _claim(Path(folder), settings)
     with TemporaryDirectory() as temporary, _state_of_accelerate_kept(), _settings_kept(copied):
         arguments = TrainingArguments(
             output_dir=temporary if folder is None else str(folder),
@@ -252,9 +252,8 @@ def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
 # ---- the folder of checkpoints
 
 
-def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
+def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     """Record the settings in the folder, or check them; return its last complete checkpoint."""
-    folder = Path(folder)
     record = folder / "relocation.json"
     if not record.exists():
         if any(folder.glob("checkpoint-*")):  # the Trainer would resume from these checkpoints, and delete them
@@ -264,8 +263,7 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
         written.write_text(json.dumps(settings, indent=1))
         written.replace(record)  # so that the file is never half written
     recorded = json.loads(record.read_text())
-    differing = [name for name in settings if recorded.get(name) != settings[name]]
-    if differing:
+    if differing := [name for name in settings if recorded.get(name) != settings[name]]:
         raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_whole(path)]
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
@@ -273,13 +271,11 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
 
 def _digest(content: Any) -> str:
     """Return a short hash of the pieces, or of all numbers of a model."""
-    digest = hashlib.sha256()
-    if isinstance(content, nn.Module):
-        for name, tensor in sorted(content.state_dict().items()):
-            numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # a scalar has no bytes to view
-            digest.update(name.encode() + numbers.numpy().tobytes())
-    else:
-        digest.update(json.dumps(content).encode())
+    is_model = isinstance(content, nn.Module)
+    digest = hashlib.sha256(b"" if is_model else json.dumps(content).encode())
+    for name, tensor in sorted(content.state_dict().items()) if is_model else ():
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # a scalar has no bytes to view
+        digest.update(name.encode() + numbers.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
