@@ -221,11 +221,6 @@ class SequenceModel:
         """The largest number of positions, special tokens included; None without a limit."""
         return longest_input(self.family, self.module) if self.config is not None else None
 
-    @property
-    def has_positions(self) -> bool:
-        """Whether positions were given, or come with the inputs, that need not be a line."""
-        return self._positions is not None
-
     def positions_of(self, length: int) -> Positions | None:
         """Return where the tokens that are measured lie, by their number; None for a line.
 

@@ -113,10 +113,9 @@ def bytes_of(inputs: Any) -> Iterator[bytes]:
 def _of_one_length(inputs: dict[str, Tensor], included: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Yield consecutive texts of one length and of the same positions together, without padding."""
     lengths = inputs["attention_mask"].sum(1).tolist()
-    starts = inputs["position_ids"][:, 0].tolist() if "position_ids" in inputs else [0] * len(lengths)
-    row = 0
-    for (length, _), texts in groupby(zip(lengths, starts, strict=True)):
-        rows = slice(row, row := row + len(list(texts)))
+    starts = inputs.get("position_ids", torch.zeros(len(lengths), 1))[:, 0].tolist()
+    for (length, _), texts in groupby(range(len(lengths)), lambda row: (lengths[row], starts[row])):
+        rows = list(texts)
         yield {name: each[rows, :length] for name, each in inputs.items()}, included[rows, :length]
 
 
@@ -154,10 +153,7 @@ def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> 
     Raises:
         ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
     """
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        tensor = torch.zeros(0)
+    tensor = torch.as_tensor(values)
     if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
         raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
     return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])

@@ -124,8 +124,8 @@ class PositionalLogits:
         """Return a metric of the attention of some of the texts or words, (layer, head)."""
         values = []
         by_layer = _logits(self._by_distance, content, self.method)
-        for logits, *cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
-            matrices = capped(toeplitz(logits[None], self.length), cap)
+        for logits, cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
+            matrices = capped(toeplitz(logits[None], self.length), [cap])
             values.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
         return torch.cat(values)
 
@@ -133,8 +133,8 @@ class PositionalLogits:
         heads = (self.table if self.relative is None else self.relative).shape[1]  # type: ignore[union-attr]
         of = "exact" if self.content is None else f"mean content of {len(self.content.tokens)} texts"
         of = f"average over {len(self.words)} words" if self.words else of
-        causal = ", causal" if self.causal else ""
-        return f"PositionalLogits({len(self.layers)} layers x {heads} heads, n = {self.length}, {of}{causal})"
+        of += ", causal" if self.causal else ""
+        return f"PositionalLogits({len(self.layers)} layers x {heads} heads, n = {self.length}, {of})"
 
 
 def positional_logits(
@@ -224,7 +224,7 @@ def positional_logits(
         torch.Size([2, 2, 1999])
     """
     model = SequenceModel.of(model)
-    if model.has_positions:
+    if model.positions_of(length) is not None:
         raise ValueError(f"positional_logits need tokens on a line, but {model} has positions; pass the model itself")
     family, base = known_logits(model), model.module
     model.check_length(length)
@@ -289,13 +289,11 @@ def _logits(by_distance: Sequence[ByDistance], content: Content | None, method: 
 
 def _with_table(model: SequenceModel, module: Any, first: bool, length: int) -> Tensor:
     """Return a layer's logits without content, (head, n, n): for word embeddings of zero, or its relative bias."""
-    base, dtype = model.module, model.dtype
-    with loaded(base, [module]):
-        if not first:
-            bias = model.family.relative_bias(base, module, length)
-            assert bias is not None
-            return toeplitz(bias.to(model.device, torch.promote_types(dtype, torch.float32)), length)
-        width = embedding_weight(base).shape[1]
-        with captured_inputs(model) as hidden:
-            model.run({"inputs_embeds": torch.zeros(1, length, width, dtype=dtype, device=model.device)})
+    if not first:
+        bias = ByDistance.of(model, module, length).bias
+        assert bias is not None
+        return toeplitz(bias, length)
+    zeros = torch.zeros(1, length, embedding_weight(model.module).shape[1], dtype=model.dtype, device=model.device)
+    with loaded(model.module, [module]), captured_inputs(model) as hidden:
+        model.run({"inputs_embeds": zeros})
         return logit_terms(model, module, queries_and_keys(model, module, hidden[0])).logits[0].to(model.device)

@@ -1,11 +1,9 @@
 """The influence of each position on the hidden states at each other: locality and symmetry without attention."""
 
-import functools
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,8 +79,7 @@ class Influence(SequenceModel):
 
     def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
         """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
-        places = _Places.of(self, inputs)
-        states, n = places.states, places.length
+        blocks, states, n, run = _layers_and_run(self, inputs)
         if length not in (None, n) and self.content is not None:
             raise ValueError(
                 f"its hidden states have {n} positions for an input of {length}; use texts, without_first="
@@ -95,7 +92,6 @@ class Influence(SequenceModel):
         drawn = torch.randn(n, width, self.directions, generator=generator, dtype=torch.float64, device="cpu")
         directions = torch.linalg.qr(drawn).Q.to(states)  # (n, d, k): orthonormal at each position
 
-        run = functools.partial(places.run, self, inputs)
         derivative = _derivative(run, states)
 
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
@@ -104,13 +100,11 @@ class Influence(SequenceModel):
             return tuple(_by_position(each, n).square().sum(-1) for each in changes)
 
         if not self._compared and states.dtype in (torch.float32, torch.float64):
-            tangent = directions[..., 0].reshape(states.shape)
-            _compare(run, states, tangent, derivative(tangent)[-1])
+            _compare(run, states, directions[..., 0].reshape(states.shape), derivative)
             self._compared = True
         size = max(1, _AT_A_TIME // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
-        every = torch.arange(n * self.directions, device=states.device)
-        for pairs in torch.tensor_split(every, [*range(size, len(every), size)]):
+        for pairs in torch.arange(n * self.directions, device=states.device).split(size):
             number, position = pairs // n, pairs % n
             tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
             tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
@@ -119,12 +113,12 @@ class Influence(SequenceModel):
         masses = [total.sum(-1, keepdim=True) for total in totals]
         if any(bool((mass == 0).any()) for mass in masses):
             raise ValueError("some of its hidden states depend on no input embedding: a part of it has no derivative")
-        return [(block, total / mass) for block, total, mass in zip(places.layers, totals, masses, strict=True)]
+        return [(block, total / mass) for block, total, mass in zip(blocks, totals, masses, strict=True)]
 
 
-def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
+def _compare(run: _Map, states: Tensor, tangent: Tensor, derivative: _Map) -> None:
     """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
-    differences = []
+    differences, change = [], derivative(tangent)[-1]
     for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
         ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
         differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
@@ -211,93 +205,72 @@ def influence(
     return text_average(view, texts, tokenizer=tokenizer, **options)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where the derivatives of a model on one text are taken.
+def _layers_and_run(model: SequenceModel, inputs: Any) -> tuple[tuple[Block | None, ...], Tensor, int, _Map]:
+    """Return what the derivatives of a model on one text are taken of, found in one run.
 
-    Attributes:
-        source: The module that gives the embeddings, or the first one that reads them.
-        reads: Whether the source reads the embeddings: its output is not replaced, but its input.
-        outputs: The modules whose outputs are the layers' hidden states.
-        layers: The block of each layer, None for a model without blocks.
-        states: The embeddings of the text.
-        length: The number of positions n.
+    Returns:
+        The block of each layer (None for a model without blocks), the embeddings of the text, the number of positions
+        n, and a function that runs the model with other embeddings and returns the hidden states of each layer.
     """
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
+    embedded: list[tuple[nn.Module, Tensor]] = []
+    ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read
+    output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
 
-    source: nn.Module
-    reads: bool
-    outputs: tuple[nn.Module, ...]
-    layers: tuple[Block | None, ...]
-    states: Tensor
-    length: int
+    def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        read, states = _hidden((args, kwargs)), _hidden(result)
+        if module is model.module:
+            output.append((read, states))
+        if module in blocks and read is not None and states is not None and read.shape == states.shape:
+            ran.append((module, read))
+        first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+        reads_ids = module is embeddings or (embeddings is None and ids is not None and _equal(first, ids))
+        if ids is not None and states is not None and states is result and reads_ids:
+            embedded.append((module, result))
 
-    @classmethod
-    def of(cls, model: SequenceModel, inputs: Any) -> "_Places":
-        """Return the places of a model, found in one run."""
-        ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-        blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
-        embedded: list[tuple[nn.Module, Tensor]] = []
-        ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read
-        output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
+    modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
+    with hooked(modules, after=note, last=True):
+        model.run(inputs)
+    n = None if ids is None else ids.shape[1]
+    ran = [(block, read) for block, read in ran if n is None or n in (read.shape[-2], read.shape[0])]
+    lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
+    ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
+    outputs = tuple(block for block, _ in ran) or (model.module,)
+    first, returned = (ran[0][1], ran[-1][1]) if ran else output[-1]
+    source, states = embedded[0] if embedded else (outputs[0], first)
+    if states is None or returned is None:
+        raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
+    n = states.shape[-2] if n is None else n
+    placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
+    if not placed or n not in (returned.shape[-2], returned.shape[0]):
+        raise ValueError(f"its hidden states are {tuple(states.shape)}, then {tuple(returned.shape)}, not (1, {n}, d)")
+    states = states.clone(memory_format=torch.contiguous_format)
 
-        def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            read, states = _hidden((args, kwargs)), _hidden(result)
-            if module is model.module:
-                output.append((read, states))
-            if module in blocks and read is not None and states is not None and read.shape == states.shape:
-                ran.append((module, read))
-            first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-            reads_ids = module is embeddings or (embeddings is None and ids is not None and _equal(first, ids))
-            if ids is not None and states is not None and states is result and reads_ids:
-                embedded.append((module, result))
-
-        modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
-        with hooked(modules, after=note, last=True):
-            model.run(inputs)
-        n = None if ids is None else ids.shape[1]
-        ran = [(block, read) for block, read in ran if n is None or n in (read.shape[-2], read.shape[0])]
-        lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
-        ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
-        outputs = tuple(dict.fromkeys(block for block, _ in ran)) or (model.module,)
-        first, returned = (ran[0][1], ran[-1][1]) if ran else output[-1]
-        source, states = embedded[0] if embedded else (outputs[0], first)
-        if states is None or returned is None:
-            raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
-        n = states.shape[-2] if n is None else n
-        placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
-        if not placed or n not in (returned.shape[-2], returned.shape[0]):
-            raise ValueError(
-                f"its hidden states are {tuple(states.shape)} and {tuple(returned.shape)}, not (1, {n}, d)"
-            )
-        numbers = tuple(blocks[block] for block, _ in ran) or (None,)
-        return cls(source, not embedded, outputs, numbers, states.clone(memory_format=torch.contiguous_format), n)
-
-    def run(self, model: SequenceModel, inputs: Any, states: Tensor) -> tuple[Tensor, ...]:
-        """Return the hidden states of each layer for other embeddings."""
+    def run(others: Tensor) -> tuple[Tensor, ...]:
         layers: list[Any] = []
         replaced: list[nn.Module] = []
 
         def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
-            if replaced and not (result and _equal(result[0], self.states)):  # the same tokens may be embedded again
+            if replaced and not (result and _equal(result[0], states)):  # the same tokens may be embedded again
                 return None
             replaced.append(module)
             if result:
-                return states
+                return others
             read = _hidden((args, kwargs))
-            swapped = {name: states if each is read else each for name, each in kwargs.items()}
-            return tuple(states if each is read else each for each in args), swapped
+            swapped = {name: others if each is read else each for name, each in kwargs.items()}
+            return tuple(others if each is read else each for each in args), swapped
 
-        def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            layers.append(_hidden(result))
-
-        before, after = (replace, None) if self.reads else (None, replace)
         with ExitStack() as stack:
-            if after:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
-                stack.enter_context(changed(self.source, "_forward_hooks", OrderedDict()))
-            stack.enter_context(hooked([self.source], before, after, last=True))
-            stack.enter_context(hooked(self.outputs, after=note, last=True))
+            if embedded:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
+                stack.enter_context(changed(source, "_forward_hooks", OrderedDict()))
+            before, after = (None, replace) if embedded else (replace, None)
+            stack.enter_context(hooked([source], before, after, last=True))
+            stack.enter_context(hooked(outputs, after=lambda *call: layers.append(_hidden(call[-1])), last=True))
             model.run(inputs)
         return tuple(layers)
+
+    return tuple(blocks[block] for block, _ in ran) or (None,), states, n, run
 
 
 def _equal(one: Any, other: Tensor) -> bool:
@@ -309,8 +282,7 @@ def _derivative(run: _Map, states: Tensor) -> _Map:
     """Return the derivative in a direction: in forward mode, or where an operation has none, in backward mode twice."""
 
     def forward(tangent: Tensor) -> tuple[Tensor, ...]:
-        changes: tuple[Tensor, ...] = torch.func.jvp(run, (states,), (tangent,))[1]
-        return changes
+        return torch.func.jvp(run, (states,), (tangent,))[1]  # type: ignore[no-any-return]
 
     try:
         forward(torch.zeros_like(states))
@@ -354,20 +326,17 @@ def _by_position(states: Tensor, length: int) -> Tensor:
 def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> tuple[Tensor, ...]:
     """Return what a function gives for each member of a batch, at once where its operations can be batched."""
     try:
-        together: tuple[Tensor, ...] = torch.vmap(function)(batch)
-        return together
+        return torch.vmap(function)(batch)  # type: ignore[no-any-return]
     except Exception:  # operations without a batching rule raise errors of many types; one at a time takes less memory
         return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
 
 
 def _texts(inputs: Any) -> Iterator[Any]:
     """Yield each text of a batch alone, without padding."""
-    texts = texts_of(inputs)
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) and "input_ids" in inputs else None
+    texts, masked = texts_of(inputs), isinstance(inputs, Mapping) and {"input_ids", "attention_mask"} <= inputs.keys()
     for row in range(texts):
         one = map_tensors(inputs, lambda each: each[row : row + 1] if each.ndim and len(each) == texts else each)  # noqa: B023
-        n = None if mask is None else int(mask[row].sum())
-        yield one if n is None else {name: each[:, :n] for name, each in one.items()}
+        yield {name: each[:, : int(one["attention_mask"].sum())] for name, each in one.items()} if masked else one
 
 
 @contextmanager

@@ -73,8 +73,7 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
     if result.source.directions or result.source.residual is not None:
         raise ValueError("result is over depth already: an influence or a rollout; give the attention of all layers")
     if result.other_layers or list(result.layers) != list(range(len(result.layers))):
-        advice = "measure without layers=; if other layers do not attend, use influence"
-        raise ValueError(f"result must hold all layers from 0 on, in their order, got {list(result.layers)}; {advice}")
+        raise ValueError(f"result must hold all layers from 0 on, got {list(result.layers)}; or use influence")
     mean = result.attention.mean(1)  # (layer, n, n)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     visible = mean > 0 if result.visible is None else result.visible.to(mean.device)
