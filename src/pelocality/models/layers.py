@@ -137,19 +137,9 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     before = _added_before(model, inputs, weights, column, length) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
-    return AttentionLayers(
-        layers=layers,
-        sinks=tuple(any(each.sink for each in parts) for parts in by_layer),
-        depth=depth,
-        others=others,
-        heads=heads[0],
-        added=sizes[0] - length,
-        before=before,
-        dtype=seen[0].weights.dtype,
-        heads_first=lead,
-        places=places,
-        column=column,
-    )
+    sinks, added = tuple(any(each.sink for each in parts) for parts in by_layer), sizes[0] - length
+    dtype = seen[0].weights.dtype
+    return AttentionLayers(layers, sinks, depth, others, heads[0], added, before, dtype, lead, places, column)
 
 
 def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:

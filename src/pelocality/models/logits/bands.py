@@ -147,16 +147,7 @@ def rotary_bands(
             tokens, texts_read = tokens + int(included.sum()), texts_read + int(included.any(1).sum())
     norms, squares, covariance = sums  # (layer, 2, head, band), (layer, 2, head, 2, band), (layer, head, band)
     sizes = squares.sqrt()
-    massive = (sizes > _MASSIVE * sizes.mean((-2, -1), keepdim=True)).any(-2)
-    product = norms.prod(1)
-    return RotaryBands(
-        wavelength=2 * torch.pi / torch.stack([angles[layer] for layer in chosen]),
-        query_norm=norms[:, 0] / tokens,
-        key_norm=norms[:, 1] / tokens,
-        use=product / product.sum(-1, keepdim=True),
-        variance=covariance / covariance.sum(-1, keepdim=True),
-        massive_queries=massive[:, 0],
-        massive_keys=massive[:, 1],
-        layers=chosen,
-        texts=texts_read,
-    )
+    massive = (sizes > _MASSIVE * sizes.mean((-2, -1), keepdim=True)).any(-2)  # (layer, 2, head, band)
+    use, variance = (each / each.sum(-1, keepdim=True) for each in (norms.prod(1), covariance))
+    wavelength, means = 2 * torch.pi / torch.stack([angles[layer] for layer in chosen]), (norms / tokens).unbind(1)
+    return RotaryBands(wavelength, *means, use, variance, *massive.unbind(1), chosen, texts_read)

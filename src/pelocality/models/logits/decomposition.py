@@ -151,13 +151,10 @@ def decompose(
     visible = torch.stack([family.visible(base, modules[layer], n) for layer in chosen])[:, None] & real[:, None].cpu()
 
     cut: Any = 0 if single else slice(sequences)
-    return Decomposition(
-        **{name: torch.stack([vars(each)[name].to(device) for each in terms])[:, cut] for name in vars(terms[0])},
-        layers=chosen,
-        visible=visible.to(device)[:, cut],
-        splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
-        caps=tuple(family.cap(modules[layer]) for layer in chosen),
-    )
+    parts = {name: torch.stack([vars(each)[name].to(device) for each in terms])[:, cut] for name in vars(terms[0])}
+    caps = tuple(family.cap(modules[layer]) for layer in chosen)
+    split_by = tuple(split for layer in chosen if (split := splits[layer]) is not None)
+    return Decomposition(**parts, layers=chosen, visible=visible.to(device)[:, cut], splits=split_by, caps=caps)
 
 
 def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tensor:

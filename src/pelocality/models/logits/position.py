@@ -261,19 +261,10 @@ def positional_logits(
             for layer in bar:
                 by_distance += [ByDistance.of(model, modules[layer], length, *by_distance[-1:])]
             relative = torch.stack(list(_logits(by_distance, content, method)))
-    visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen])
-    return PositionalLogits(
-        relative=relative,
-        layers=chosen,
-        visible_distances=visible.to(model.device),
-        method=method,
-        caps=tuple(family.cap(modules[layer]) for layer in chosen),
-        table=matrix,
-        content=content,
-        words=names,
-        word_ids=ids,
-        _by_distance=() if content is None else tuple(by_distance),
-    )
+    caps = tuple(family.cap(modules[layer]) for layer in chosen)
+    visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen]).to(model.device)
+    of_content = (content, names, ids, () if content is None else tuple(by_distance))
+    return PositionalLogits(relative, chosen, visible, method, caps, matrix, *of_content)
 
 
 def _logits(by_distance: Sequence[ByDistance], content: Content | None, method: Method) -> Iterator[Tensor]:

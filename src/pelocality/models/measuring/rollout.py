@@ -81,12 +81,6 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
     for layer, sees in zip(mean, visible, strict=True):
         product.append(((1 - share) * layer + share * identity) @ product[-1])
         seen.append((((sees + identity) @ seen[-1]) > 0).to(mean))
-    every = torch.stack(seen[1:]) > 0
-    return Rollout(
-        attention=torch.stack(product[1:])[:, None],
-        per_sample={},
-        layers=result.layers,
-        source=replace(result.source, residual=share),
-        visible=None if bool(every.all()) else every,
-        positions=result.positions,
-    )
+    every, source = torch.stack(seen[1:]) > 0, replace(result.source, residual=share)
+    keys, attention = None if bool(every.all()) else every, torch.stack(product[1:])[:, None]
+    return Rollout(attention, {}, result.layers, source, keys, positions=result.positions)

@@ -195,22 +195,9 @@ def text_average(
         raise ValueError(f"texts have tokens to measure from position {first} to {last}, but not at each between")
     mean = (sums.sums["total"] + sums.sums["uniform"])[..., part, part] / counts[part, None]
     visible = sums.sums["counts"][:, 0, part, part] > 0
-    source = provenance(
-        model,
-        visible,
-        special_tokens=special_tokens or model.content is not None,  # all tokens of images, sound and series count
-        texts=sums.texts,
-        repeated=batches.repeated,
-        left_out=first if last + 1 == length else 0,
-    )
-    return TextAverage(
-        attention=mean,
-        per_sample=per_sample,
-        layers=sums.layers,
-        source=source,
-        visible=None if bool(visible.all()) else visible,
-        other_layers=attending.others,
-        share=share,
-        counts=counts[part],
-        positions=model.positions_of(last + 1 - first),
-    )
+    special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
+    numbers = {"texts": sums.texts, "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
+    source = provenance(model, visible, special_tokens=special_tokens, **numbers)
+    seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
+    base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
+    return TextAverage(*base, share=share, counts=counts[part])
