@@ -82,5 +82,4 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         weight = getattr(part, "weight", None)
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
         if weight is not None and not plain:
-            reason = f"holds quantised or sharded weights ({type(part).__name__}); use positional_attention"
-            raise ValueError(f"{type(base).__name__} {reason}")
+            raise ValueError(f"{type(base).__name__} holds quantised or sharded weights; use positional_attention")

@@ -119,8 +119,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         raise model.unprobed("no attention over all its tokens was seen, by torch's kernel or a softmax times values")
     sizes = sorted({each.weights.shape[-1] for each in seen})
     if len(sizes) > 1 or sizes[0] < (length or 0):
-        short = "" if model.content is None else ", or inputs= gives too short an input"
-        raise model.unprobed(f"it attends over {sizes} positions at a time of its {length}, as within windows{short}")
+        raise model.unprobed(f"it attends over {sizes} positions at a time of {length}: windows, or too short inputs=?")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = seen[0].tokens(column)[0]
     lead = heads_lead(model, inputs, seen[0].weights)
@@ -383,5 +382,5 @@ def _check_rows(
         return
     off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
     if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # NaN is refused too
-        reason = "as with dropout, heads mixed after the softmax, logits, or NaN by padding or half precision"
+        reason = "as with dropout, logits, or heads mixed after the softmax"
         raise model.unprobed(f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), {reason}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pelocality._checks import count, described
+from pelocality._checks import count
 from pelocality.metrics._inputs import PositionsLike
 from pelocality.models._calls import argument_names
 from pelocality.models._inference import inference
@@ -101,8 +101,7 @@ class SequenceModel:
     ) -> None:
         makes_content = getattr(inputs, "__annotations__", {}).get("return") is Content
         if inputs is not None and (makes_content or not callable(inputs)):
-            wanted = "a function (sample, length) -> inputs, such as identical_patches(size) returns"
-            raise TypeError(f"inputs must be {wanted}, got {inputs!r}")
+            raise TypeError(f"inputs must be a function such as identical_patches(size) returns, got {inputs!r}")
         if inputs is not None and vocabulary_size is not None:
             raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
         self.given, self.content, self._name = model, inputs, name
@@ -278,8 +277,7 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
-            asked = f"length={length} and {specials} special tokens"
-            raise ValueError(f"{asked} are beyond the {most} positions of {self}; ask for at most {most - specials}")
+            raise ValueError(f"length={length} is beyond the positions of {self}; ask for at most {most - specials}")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
 
@@ -318,8 +316,7 @@ class SequenceModel:
         """Return the token ids of a batch for a module that reads them alone."""
         if "attention_mask" in inputs and not bool(inputs["attention_mask"].all()):
             raise ValueError(f"{self} reads no padding; give texts of one length, or strings with batch_size=1")
-        ids: Tensor = inputs["input_ids"]
-        return ids
+        return inputs["input_ids"]  # type: ignore[no-any-return]
 
     def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
         """Run the model on a batch in evaluation mode, and pass each attention over n tokens to a callback.
@@ -464,18 +461,17 @@ def _transformer(model: Any, inside: list[Any]) -> Any:
     if len(inside) > 1:
         raise ValueError(f"model holds {len(inside)} transformers models side by side; pass one of them")
     if not inside:
-        advice = "load it with from_pretrained(...), and pass the model first"
-        if isinstance(model, nn.Module):
-            own = "SequenceModel(module, vocabulary_size=...) or SequenceModel(module, inputs=...)"
-            advice = f"pass the model first, and a module that holds none as {own}"
-        raise TypeError(f"model must be a transformers model or hold one, got {described(model)}; {advice}")
+        ways = (
+            "model first, loaded with from_pretrained(...), or SequenceModel(module, vocabulary_size=...) (or inputs=)"
+        )
+        raise TypeError(f"model must be a transformers model or hold one, got {type(model).__name__}; pass the {ways}")
     whole = inside[0]
     base = family_of(whole).base(whole)
     if reads_tokens(base):
         return base
     readers = [f"model.{name}" for name, module in whole.named_modules() if name and reads_tokens(module)]
-    advice = f"pass {[*readers, 'SequenceModel(model, inputs=...)'][0]}"
-    raise ValueError(f"{type(whole).__name__} reads no input_ids, or has no token embeddings; {advice}")
+    advice = [*readers, "SequenceModel(model, inputs=...)"][0]
+    raise ValueError(f"{type(whole).__name__} reads no input_ids, or has no token embeddings; pass {advice}")
 
 
 def _bare(model: nn.Module) -> nn.Module:

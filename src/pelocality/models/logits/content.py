@@ -66,8 +66,7 @@ def mean_content(
     def means(layer: int, both: Tensor, kept: Tensor) -> Tensor:
         spread = float((both - both[..., :1, :]).abs().max() / both.abs().max()) if constant else 0
         if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
-            reason = f"a repeated word has other queries and keys at other positions (by {spread:.2g} in layer {layer})"
-            raise ValueError(f"the logits of {model} have no closed form: {reason}; pass texts")
+            raise ValueError(f"a repeated word has other queries and keys at other positions of {model}; pass texts")
         return (both.sum(-2) / kept.sum(-1)[:, None, None].clamp(min=1)).to(device)
 
     by_batch = [(torch.stack(of_layers, 2), each) for of_layers, each in by_layer(model, batches, layers, means)]

@@ -237,8 +237,7 @@ def positional_logits(
         if not (table or biased or with_content):
             raise ValueError(f"{model} has no known positional terms in its logits")
         closed = range(1) if table and not biased else range(len(modules))
-        reason = "which read a sum of words and positions; use layers=[0], or positional_attention"
-        chosen = requested_layers(layers, closed, len(modules), reason)
+        chosen = requested_layers(layers, closed, len(modules), "without a closed form; use layers=[0]")
         method: Method = "exact"
         if with_content and not table:  # XLNet's bias is of no content
             method = "texts" if texts is not None else "exact" if biased else "words"

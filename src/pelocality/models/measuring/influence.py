@@ -123,8 +123,7 @@ def _compare(run: _Map, states: Tensor, tangent: Tensor, derivative: _Map) -> No
         ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
         differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
     if not min(differences) <= _FAR:
-        reason = "a part of it is random, or has no derivative (rounding, detach)"
-        raise ValueError(f"its derivative is not that of finite differences (off by {min(differences):.2g}): {reason}")
+        raise ValueError("its derivative is not that of finite differences: a part has none (rounding, detach)")
 
 
 def influence(

@@ -272,16 +272,13 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            alone = "each layer shows only the positions it adds itself; measure with prefix=True, or with text_average"
-            notes.append(f"relative positions alone: {alone}")
+            notes.append("relative positions alone, so each layer shows only those it adds itself; use prefix=True")
             visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
             uniform = visible / visible.sum(-1, keepdim=True)
             far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1).amax(-1) / 2  # of the least uniform head
             distance = list(zip(map(str, self.layers), far.tolist(), strict=True))
             if flat := [layer for layer, far in distance if far < _UNIFORM]:
-                notes.append(
-                    f"uniform on this input (within {_UNIFORM:.0%}), on text maybe not: layers {', '.join(flat)}"
-                )
+                notes.append(f"uniform (within {_UNIFORM:.0%}), on text maybe not: layers {', '.join(flat)}")
             if none := [layer for layer, far in distance if far < _NO_POSITIONS]:
                 notes.append(f"layers that add no positions: {', '.join(none)}")
         return tuple(notes)

@@ -50,8 +50,7 @@ class WordSums:
             total, mass = rows.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
             keys = visible.sum(-1, keepdim=True)[:, None]
             if bool(((mass <= 0) & (keys == 0)).any()):
-                reason = "sees no key, or only the prefix or special tokens, which are cut out; measure without them"
-                raise ValueError(f"in layer {self.layers[place]} a query {reason}")
+                raise ValueError(f"in layer {self.layers[place]} a query sees only the prefix or special tokens")
             uniform = (visible[:, None] / keys).to(weights.dtype)
             attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
         values = sample_metrics(attention, visible, positions=self.places)

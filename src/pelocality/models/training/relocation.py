@@ -127,8 +127,6 @@ def relocate(
     tokens, batch_size = count("tokens", tokens), count("batch_size", batch_size)
     held_out, every, seed = count("held_out", held_out), count("every", every), count("seed", seed, 0, 2**32 - 1)
     learning_rate, progress = number("learning_rate", learning_rate), flag("progress", progress)
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be above 0, and finite, got {learning_rate}")
     teacher = SequenceModel.of(model)
     if teacher.dtype == torch.float16:  # the least number that AdamW adds to its denominator is 0 there
         raise ValueError("model is in float16, in which AdamW cannot train it; pass model.float() or model.bfloat16()")
