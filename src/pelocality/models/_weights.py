@@ -23,8 +23,8 @@ def token_embeddings(base: Any) -> Any:
 def embedding_weight(base: Any) -> Tensor:
     """Return the token embeddings, (vocabulary, d)."""
     weight = token_embeddings(base).weight
-    table: Tensor = weight() if callable(weight) else weight  # a method of torch's quantised modules
-    return table
+    # a method of torch's quantised modules
+    return weight() if callable(weight) else weight  # type: ignore[no-any-return]
 
 
 def reads_tokens(module: Any) -> bool:

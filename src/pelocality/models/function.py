@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pelocality.metrics._inputs import float_tensor
 from pelocality.models._inference import inference
 from pelocality.models.observer import Attention
-from pelocality.models.sequence_model import SequenceModel, reason_of
+from pelocality.models.sequence_model import SequenceModel
 
 
 class AttentionFunction(SequenceModel):
@@ -79,7 +79,7 @@ class AttentionFunction(SequenceModel):
     def _attention(self, ids: Tensor) -> list[Tensor]:
         """Return the attention to a batch of ids, (batch, head, n, n) layer by layer."""
         batch, n = ids.shape
-        with inference(self.module), self.explaining(reason_of, {"input_ids": ids}):
+        with inference(self.module), self.explaining({"input_ids": ids}):
             maps = list(self.function(ids))
         for shape in map(np.shape, maps):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):

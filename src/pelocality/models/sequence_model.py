@@ -277,7 +277,7 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
-            raise ValueError(f"length={length} is beyond the positions of {self}; ask for at most {most - specials}")
+            raise ValueError(f"length={length} is beyond {self}; ask for at most {most - specials}, or split texts")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
 
@@ -339,22 +339,23 @@ class SequenceModel:
                 of_callback.append(error)
                 raise
 
-        explaining = self.explaining(reason_of, inputs, of_callback)
         observing = Observer(use_and_remember, length).observing(self.module)
-        with explaining, inference(self.module), self.observable(), observing:
+        with self.explaining(inputs, of_callback), inference(self.module), self.observable(), observing:
             return self.run(inputs, **options)
 
     @contextmanager
-    def explaining(
-        self, reason: Callable[[Any, Exception], str], inputs: Any, but: Sequence[Exception] = ()
-    ) -> Iterator[None]:
+    def explaining(self, inputs: Any, but: Sequence[Exception] = ()) -> Iterator[None]:
         """Raise a ValueError with the reason where the model fails on a batch, but pass some errors on."""
         try:
             yield
         except Exception as error:
             if error in but or isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise self.unprobed(reason(inputs, error)) from error
+            reason = f"it fails with {type(error).__name__}: {error}"
+            if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+                reason = "it has no row for every position; ask for fewer tokens"
+            ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+            raise self.unprobed(reason if ids is None else f"on {len(ids)} x {ids.shape[1]} tokens {reason}") from error
 
     def unprobed(self, reason: str) -> ValueError:
         """Return the error for a model whose attention cannot be measured."""
@@ -482,8 +483,7 @@ def _bare(model: nn.Module) -> nn.Module:
         inner = inner.module if isinstance(inner, parallel) else inner._orig_mod
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
         inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
-    module: nn.Module = inner
-    return module
+    return inner  # type: ignore[no-any-return]
 
 
 def _transformers_models(model: Any) -> list[Any]:
@@ -492,15 +492,6 @@ def _transformers_models(model: Any) -> list[Any]:
     models = [module for module in modules if isinstance(module, PreTrainedModel)]
     within = {part for each in models for part in each.modules() if part is not each}
     return [each for each in models if each not in within]
-
-
-def reason_of(inputs: Any, error: Exception) -> str:
-    """Return why a model failed on a batch."""
-    reason = f"it fails with {type(error).__name__}: {error}"
-    if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
-        reason = "it has no row for every position; ask for fewer tokens"
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    return reason if ids is None else f"on {ids.shape[0]} x {ids.shape[1]} tokens {reason}"
 
 
 def _equal_rows(states: Tensor) -> bool:

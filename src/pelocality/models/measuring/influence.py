@@ -65,9 +65,9 @@ class Influence(SequenceModel):
         """Pass the influence in each layer to a callback, as the attention of one head.
 
         Raises:
-            ValueError: The model fails, or an operation of it has no derivative; the message names it.
+            ValueError: The model fails, or an operation of it has no derivative.
         """
-        with self.explaining(_reason, inputs), inference(self.module), self.observable(), _differentiable(self.module):
+        with self.explaining(inputs), inference(self.module), self.observable(), _differentiable(self.module):
             by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
         for parts in zip(*by_text, strict=True):
             n = max(len(matrix) for _, matrix in parts)
@@ -184,7 +184,7 @@ def influence(
     Raises:
         TypeError: As for these, or an `AttentionFunction`, which has no hidden states.
         ValueError: As for these, a model that mixes no positions or returns other numbers of them, more directions than
-            dimensions, or an operation that has no derivative in forward mode and none of its gradient, which is named.
+            dimensions, or an operation that has no derivative in forward mode and none of its gradient.
 
     Examples:
         >>> from transformers import MambaConfig, MambaModel, logging
@@ -352,16 +352,3 @@ def _differentiable(module: nn.Module) -> Iterator[None]:
         stack.enter_context(plain_torch())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
-
-
-def _reason(inputs: Any, error: Exception) -> str:
-    """Return why derivatives of a model cannot be taken, with the operation that has none."""
-    if isinstance(error, ValueError):
-        return str(error)
-    traceback = error.__traceback__
-    while traceback is not None:  # torch does not name a torch.autograd.Function
-        called = traceback.tb_frame.f_locals.get("cls")
-        if isinstance(called, type) and issubclass(called, torch.autograd.Function):
-            return f"{called.__name__} has no derivative in forward mode (a torch.autograd.Function without jvp)"
-        traceback = traceback.tb_next
-    return f"it fails with {type(error).__name__}: {str(error).partition(chr(10))[0]}"

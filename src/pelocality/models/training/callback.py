@@ -183,15 +183,12 @@ class LocalityCallback(TrainerCallback):
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
         known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
         tokenizer = tokenizer if self.inputs is None else None
-        result: Any
-        if self.source == "attention":
-            result = positional_attention(known, tokenizer, prefix=self.prefix, **options)
-            more = result.source.causal, result.positions
-        else:
-            result = positional_logits(known, tokenizer, **options)
-            more = result.causal, None
+        is_attention = self.source == "attention"
+        more = {"prefix": self.prefix} if is_attention else {}
+        result: Any = (positional_attention if is_attention else positional_logits)(known, tokenizer, **options, **more)
+        shared = (result.source.causal, result.positions) if is_attention else (result.causal, None)
         layers = zip(result.layers, result.attention, metrics.adjusted_locality(result), strict=True)
-        return [(*layer, *more) for layer in layers]
+        return [(*layer, *shared) for layer in layers]
 
     def _of_encoding(self, encoding: Encoding, causal: bool) -> tuple[Tensor, Tensor, bool, Positions | None]:
         """Return the matrices of an encoding, their adjusted locality, causality, and positions that are no line."""
