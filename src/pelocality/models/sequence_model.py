@@ -246,7 +246,7 @@ class SequenceModel:
 
     def why_not_measured(self) -> str | None:
         """Return the reason why the attention of the model is not one matrix of softmaxes per head, or None."""
-        return None if self.config is None else self.family.why_not_measured(self.module)  # type: ignore[no-any-return]
+        return None if self.config is None else self.family.why_not_measured(self.module)
 
     def some_ids(self, number: int) -> list[int]:
         """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""

@@ -104,9 +104,7 @@ def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, ba
         yield from _tokenised(items, model, tokenizer, batch_size) if strings else items
 
 
-def _tokenised(
-    texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch_size: int
-) -> Iterator[dict[str, Tensor]]:
+def _tokenised(texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch_size: int) -> Iterator[Any]:
     """Yield the inputs of as many texts at a time, (batch, n) each."""
     if tokenizer is None:
         raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")

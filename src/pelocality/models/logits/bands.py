@@ -141,7 +141,8 @@ def rotary_bands(
             return tuple(each.to(device) for each in sums)
 
         batches = TextBatches(model, texts, tokenizer, special_tokens, without_first, batch_size, progress)
-        tokens, texts_read, sums = 0, 0, [0, 0, 0]
+        tokens, texts_read = 0, 0
+        sums: list[Any] = [0, 0, 0]
         for taken, included in by_layer(model, batches, chosen, take):
             sums = [total + torch.stack(each) for total, each in zip(sums, zip(*taken, strict=True), strict=True)]
             tokens, texts_read = tokens + int(included.sum()), texts_read + int(included.any(1).sum())

@@ -284,6 +284,7 @@ def _with_table(model: SequenceModel, module: Any, first: bool, length: int) -> 
         assert bias is not None
         return toeplitz(bias, length)
     zeros = torch.zeros(1, length, embedding_weight(model.module).shape[1], dtype=model.dtype, device=model.device)
-    with loaded(model.module, [module]), captured_inputs(model) as hidden:
-        model.run({"inputs_embeds": zeros})
+    with loaded(model.module, [module]):
+        with captured_inputs(model) as hidden:
+            model.run({"inputs_embeds": zeros})
         return logit_terms(model, module, queries_and_keys(model, module, hidden[0])).logits[0].to(model.device)

@@ -104,7 +104,7 @@ class Influence(SequenceModel):
             self._compared = True
         size = max(1, _AT_A_TIME // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
-        for pairs in torch.arange(n * self.directions, device=states.device).split(size):
+        for pairs in torch.arange(n * self.directions, device=states.device).split(size):  # type: ignore[no-untyped-call]
             number, position = pairs // n, pairs % n
             tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
             tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
@@ -325,7 +325,7 @@ def _by_position(states: Tensor, length: int) -> Tensor:
 def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> tuple[Tensor, ...]:
     """Return what a function gives for each member of a batch, at once where its operations can be batched."""
     try:
-        return torch.vmap(function)(batch)  # type: ignore[no-any-return]
+        return torch.vmap(function)(batch)
     except Exception:  # operations without a batching rule raise errors of many types; one at a time takes less memory
         return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
 

@@ -224,7 +224,7 @@ class AveragedAttention(DisplayMixin):
         if text is None:
             raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
         header = json.loads(text)
-        source = {name: tuple(each) if isinstance(each, list) else each for name, each in header["source"].items()}
+        source: Any = {k: tuple(each) if isinstance(each, list) else each for k, each in header["source"].items()}
         names = [name for name in tensors if name.startswith("per_sample.")]
         per_sample = {name.removeprefix("per_sample."): tensors.pop(name) for name in names}
         return cls(

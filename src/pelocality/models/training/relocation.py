@@ -170,7 +170,7 @@ def relocate(
         )
         data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
-        _train(trainer, student, frozen, checkpoint)
+        _train(trainer, frozen, checkpoint)
     curve = _curve(trainer.state.log_history)
     if not np.isfinite(curve).all(axis=None):
         raise ValueError(f"learning_rate {learning_rate} is too large: the held-out loss is not finite any more")
@@ -206,12 +206,11 @@ def _settings_kept(model: SequenceModel) -> Iterator[None]:
     model.module.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
 
 
-def _train(
-    trainer: DistillationTrainer, student: nn.Module, frozen: list[nn.Parameter], checkpoint: Path | None
-) -> None:
+def _train(trainer: DistillationTrainer, frozen: list[nn.Parameter], checkpoint: Path | None) -> None:
     """Train all weights to the last step, from a checkpoint if there is one, and freeze the given weights again."""
     if checkpoint is not None and checkpoint.name == f"checkpoint-{trainer.args.max_steps}":
-        load_model(student, checkpoint / "model.safetensors")  # the Trainer would train a step more
+        # the Trainer would train a step more
+        load_model(trainer.model, checkpoint / "model.safetensors")  # type: ignore[arg-type]
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         return
     for weight in frozen:
