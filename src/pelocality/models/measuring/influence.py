@@ -81,9 +81,7 @@ class Influence(SequenceModel):
         """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
         blocks, states, n, run = _layers_and_run(self, inputs)
         if length not in (None, n) and self.content is not None:
-            raise ValueError(
-                f"its hidden states have {n} positions for an input of {length}; use texts, without_first="
-            )
+            raise ValueError(f"its hidden states have {n} positions for an input of {length}; give texts")
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")

@@ -49,14 +49,10 @@ class TextAverage(AveragedAttention):
         elif n <= _FEW:
             notes.append(f"of {n} texts, a head that ignores position has a share of {-1 / (n - 1):.2f} on average")
         if layers := [str(layer) for layer, more in zip(self.layers, sink.tolist(), strict=True) if more > _SINK]:
-            more = (
-                f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform in layers {', '.join(layers)}"
-            )
-            notes.append(f"the first token gets {more}, which counts as position: measure with without_first=1")
+            most = f"{float(sink.nan_to_num().max()):.2f} above uniform in layers {', '.join(layers)}"
+            notes.append(f"the first token gets up to {most}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
-            notes.append(
-                f"n = {self.length}, as length= counts {cut} first tokens that are left out; compare at equal n"
-            )
+            notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out")
         if self._lengths() != str(self.length):
             notes.append(f"texts have {self._lengths()} tokens, with which most metrics change: read adjusted_locality")
             if not self.source.causal:
