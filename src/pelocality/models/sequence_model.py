@@ -462,9 +462,7 @@ def _transformer(model: Any, inside: list[Any]) -> Any:
     if len(inside) > 1:
         raise ValueError(f"model holds {len(inside)} transformers models side by side; pass one of them")
     if not inside:
-        ways = (
-            "model first, loaded with from_pretrained(...), or SequenceModel(module, vocabulary_size=...) (or inputs=)"
-        )
+        ways = "model first: of from_pretrained(...), or SequenceModel(module, vocabulary_size=...) or (inputs=...)"
         raise TypeError(f"model must be a transformers model or hold one, got {type(model).__name__}; pass the {ways}")
     whole = inside[0]
     base = family_of(whole).base(whole)
