@@ -23,6 +23,7 @@ from pelocality.models import (
     rotary_from_targets,
     text_average,
 )
+
 from tests.families import (
     add_adapter,
     assert_same_outputs,
