@@ -277,7 +277,8 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
-            raise ValueError(f"length={length} is beyond {self}; ask for at most {most - specials}, or split texts")
+            left = most - specials
+            raise ValueError(f"length={length} is beyond the {most} positions of {self}; at most {left} fit a text")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
 
@@ -463,7 +464,8 @@ def _transformer(model: Any, inside: list[Any]) -> Any:
         raise ValueError(f"model holds {len(inside)} transformers models side by side; pass one of them")
     if not inside:
         ways = "model first: of from_pretrained(...), or SequenceModel(module, vocabulary_size=...) or (inputs=...)"
-        raise TypeError(f"model must be a transformers model or hold one, got {type(model).__name__}; pass the {ways}")
+        got = type(model).__name__
+        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; pass the {ways}")
     whole = inside[0]
     base = family_of(whole).base(whole)
     if reads_tokens(base):
