@@ -471,8 +471,8 @@ def _transformer(model: Any, inside: list[Any]) -> Any:
     if reads_tokens(base):
         return base
     readers = [f"model.{name}" for name, module in whole.named_modules() if name and reads_tokens(module)]
-    advice = [*readers, "SequenceModel(model, inputs=...)"][0]
-    raise ValueError(f"{type(whole).__name__} reads no input_ids, or has no token embeddings; pass {advice}")
+    advice, name = [*readers, "SequenceModel(model, inputs=...)"][0], f"model type '{whole.config.model_type}'"
+    raise ValueError(f"{name} reads no input_ids, or has no token embeddings; pass {advice}")
 
 
 def _bare(model: nn.Module) -> nn.Module:
