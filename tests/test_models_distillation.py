@@ -64,12 +64,7 @@ def test_tuples_are_no_different():
 
 def test_models_that_cannot_be_compared_are_refused():
     tokenizer, sizes = make_tokenizer(True), {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model, wide, small = (
-        BertModel(BertConfig(hidden_size=size, vocab_size=words, **sizes))
-        for size, words in ((8, 32), (16, 32), (8, 9))
-    )
-    with pytest.raises(ValueError, match="hidden states of one size, got 8 and 16"):
-        distillation_loss(model, wide, tokenizer, TEXTS, length=12)
+    model, small = (BertModel(BertConfig(hidden_size=8, vocab_size=words, **sizes)) for words in (32, 9))
     with pytest.raises(ValueError, match=r"ids must be in 0\.\.8"):
         distillation_loss(model, small, tokenizer, TEXTS, length=12)
 

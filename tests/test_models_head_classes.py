@@ -296,12 +296,12 @@ def test_what_cannot_be_scored_is_refused_with_the_way_out():
     images = SequenceModel(nn.Linear(2, 2), inputs=lambda sample, n: torch.zeros(1, n, 2))
     short = {"texts": [{"input_ids": tokens(2, 3)}], "special_tokens": True}
     for model, arguments, reason in [
-        (tiny("bert"), {"length": 64}, "40 positions"),
-        (SequenceModel(ByHand(), vocabulary_size=12), {"length": 64}, "length=12 or less"),
+        (tiny("bert"), {"length": 64}, "at most 40"),
+        (SequenceModel(ByHand(), vocabulary_size=12), {"length": 64}, "vocabulary has 12"),
         (tiny("bert"), {"length": 4}, "length"),
         (tiny("bert"), short, "at least 4 tokens"),
         (tiny("bert"), {"texts": []}, "texts"),
-        (images, {}, "text_average"),
+        (images, {}, "permutes"),
     ]:
         with pytest.raises(ValueError, match=reason):
             head_classes(model, **{"length": 8} | arguments)

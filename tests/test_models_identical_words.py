@@ -234,7 +234,7 @@ def test_one_position_is_enough():
         ({"layers": []}, ValueError),
         ({"batch_size": 0}, ValueError),
         ({"tokenizer": "bert"}, TypeError),
-        ({"special_tokens": True}, ValueError),
+        ({"special_tokens": True, "tokenizer": None}, TypeError),
         ({"special_tokens": "no"}, TypeError),
         ({"words": ["cat"]}, ValueError),
         ({"words": "cat"}, TypeError),

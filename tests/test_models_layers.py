@@ -468,7 +468,7 @@ def test_cross_attention_to_one_key_more_is_refused():
             return super().forward(ids) + join(weights @ split(more))
 
     model = SequenceModel(seeded(lambda: Crossed(texts_and_heads_in_one_axis, False)), vocabulary_size=VOCABULARY)
-    with pytest.raises(ValueError, match="attends to 17 keys with 16 queries, and it is not the first or the last key"):
+    with pytest.raises(ValueError, match="attends to 17 keys with 16 queries"):
         positional_attention(model, length=N, words=WORDS)
 
 
@@ -531,7 +531,7 @@ def test_a_module_that_reads_its_input_backwards_is_refused(causal):
 
 def test_positions_that_are_not_those_of_the_input_are_refused():
     model = SequenceModel(seeded(lambda: Surrounded(0, 0, repeats=2)), vocabulary_size=40)
-    with pytest.raises(ValueError, match=r"attends over 24 positions for an input of 12, .* inputs="):
+    with pytest.raises(ValueError, match="attends over 24 positions for an input of 12"):
         positional_attention(model, length=12, words=WORDS)
 
 

@@ -234,7 +234,7 @@ def test_layers_are_counted_where_blocks_are_shared(name):
 
 def test_layers_that_differ_in_heads_are_refused():
     uneven = AttentionFunction(lambda ids: [torch.eye(N).expand(len(ids), heads, N, N) for heads in (2, 1)], 99)
-    with pytest.raises(ValueError, match=r"different numbers of heads \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"different numbers of heads \[1, 2\]"):
         positional_attention(uneven, length=N, words=4)
 
 

@@ -18,7 +18,7 @@ from pelocality.encodings import (
     NoEncoding,
     SinusoidalEncoding,
 )
-from pelocality.models import AttentionFunction, attach, decompose
+from pelocality.models import attach, decompose
 from pelocality.models.measuring.reflection import reflection_gap
 from tests.families import offloaded, quantised, tiny, tokens
 from tests.test_models_observe import DECODERS
@@ -202,12 +202,6 @@ def test_ids_and_mask_may_be_lists_and_of_any_type():
 
 def test_an_empty_batch_gives_an_empty_result():
     assert reflection_gap(model_of("bert"), tokens(0, 9)).shape == (0,)
-
-
-def test_a_function_of_attention_alone_is_refused():
-    function = AttentionFunction(lambda ids: [torch.ones(len(ids), 1, 9, 9) / 9], 97)
-    with pytest.raises(ValueError, match="AttentionFunction returns no last_hidden_state"):
-        reflection_gap(function, tokens(1, 9))
 
 
 @pytest.mark.parametrize("measure", [reflection_gap, decompose])

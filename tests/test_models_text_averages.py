@@ -229,7 +229,7 @@ def test_empty_batches_are_skipped():
 def test_a_position_between_others_that_no_text_has_is_refused():
     special = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]])
     text = {"input_ids": tokens(2, 7), "special_tokens_mask": special}
-    with pytest.raises(ValueError, match="no text has a token to measure at position 3, between 0 and 6"):
+    with pytest.raises(ValueError, match="position 0 to 6"):
         text_average(tiny("bert"), [text])
     special[1, 3] = 0
     assert text_average(tiny("bert"), [text]).attention.isfinite().all()
@@ -286,7 +286,7 @@ def test_one_text_has_no_share_and_too_short_texts_are_refused():
     one = text_average(model, [{"input_ids": tokens(1, N)}, {"input_ids": tokens(1, 2)}], special_tokens=True)
     assert one.per_sample["locality"].shape == (1, 3, 2)
     assert one.source.texts == 2
-    with pytest.raises(ValueError, match=r"with length=.* and without_first=.* no text has 3 tokens"):
+    with pytest.raises(ValueError, match="no text has 3 tokens"):
         text_average(model, [{"input_ids": tokens(4, 2)}], special_tokens=True)
     with pytest.raises(ValueError, match="texts is empty"):
         text_average(model, [], special_tokens=True)

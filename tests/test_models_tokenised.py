@@ -108,7 +108,7 @@ def test_a_generator_of_strings_is_read_as_it_is_needed():
 
 def test_strings_of_other_lengths_are_read_one_by_one_without_padding():
     function = AttentionFunction(lambda ids: [torch.eye(ids.shape[1]).expand(len(ids), 1, -1, -1)], 99)
-    with pytest.raises(ValueError, match=r"not padding; give .* strings with batch_size=1"):
+    with pytest.raises(ValueError, match="no padding"):
         text_average(function, TEXTS, tokenizer=wordpiece())
     assert text_average(function, TEXTS, tokenizer=wordpiece(), batch_size=1).source.texts == len(TEXTS)
 

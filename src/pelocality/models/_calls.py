@@ -12,21 +12,14 @@ _NAMES: dict[type, tuple[str, ...]] = {}  # a dict, because the compiler traces 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
     """Return the names of the arguments of a module's ``forward``, in their order."""
-    module_class = type(module)
-    if module_class not in _NAMES:
-        _NAMES[module_class] = _argument_names(module_class)
-    return _NAMES[module_class]
-
-
-def _argument_names(module_class: Any) -> tuple[str, ...]:
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for each in module_class.__mro__:  # a subclass may take just *args and **kwargs, and pass them on
-        forward = each.__dict__.get("forward")
-        parameters = inspect.signature(forward).parameters.values() if callable(forward) else ()
-        names = tuple(parameter.name for parameter in parameters if parameter.kind not in variable)[1:]
-        if names:
-            return names
-    return ()
+    if type(module) not in _NAMES:
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        forwards = (each.__dict__.get("forward") for each in type(module).__mro__)
+        calls = (inspect.signature(each).parameters.values() for each in forwards if callable(each))
+        names = (tuple(each.name for each in call if each.kind not in variable)[1:] for call in calls)
+        # a subclass may take just *args and **kwargs, and pass them on
+        _NAMES[type(module)] = next(filter(None, names), ())
+    return _NAMES[type(module)]
 
 
 def hidden_argument(attention: nn.Module) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pelocality.encodings._frequencies import by_length, rope_types
 
@@ -49,24 +49,20 @@ def rotations_restorer(model: nn.Module) -> Callable[[], None]:
         for module in model.modules()
         if any(_CACHED in name for name in vars(module)) or any(map(by_length, rope_types(module)))
     ]
-    before = [(module, dict(vars(module)), dict(module._buffers), _copies(module)) for module in changing]
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in changing]
+    copies = [(each, each.clone()) for module in changing for each in module.buffers(recurse=False) if not each.is_meta]
 
     def restore() -> None:
-        for module, attributes, buffers, copies in before:
+        for module, attributes, buffers in before:
             for name in vars(module).keys() - attributes.keys():
                 del module.__dict__[name]
             module.__dict__.update(attributes)
             module._buffers.update(buffers)
-            for buffer, values in copies:
-                if not torch.equal(buffer, values):
-                    buffer.copy_(values)
+        for buffer, values in copies:
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
 
     return restore
-
-
-def _copies(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Return the buffers of a module, and a copy of each."""
-    return [(each, each.clone()) for each in module._buffers.values() if each is not None and not each.is_meta]
 
 
 def forget_longest_input(model: nn.Module) -> None:

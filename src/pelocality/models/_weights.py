@@ -23,8 +23,8 @@ def token_embeddings(base: Any) -> Any:
 def embedding_weight(base: Any) -> Tensor:
     """Return the token embeddings, (vocabulary, d)."""
     weight = token_embeddings(base).weight
-    table: Tensor = weight() if callable(weight) else weight  # a method of torch's quantised modules
-    return table
+    # a method of torch's quantised modules
+    return weight() if callable(weight) else weight  # type: ignore[no-any-return]
 
 
 def reads_tokens(module: Any) -> bool:
@@ -60,6 +60,12 @@ def loaded(base: nn.Module, parts: Iterable[nn.Module]) -> Iterator[None]:
         yield
 
 
+def position_parts(base: nn.Module, absolute: Any) -> list[nn.Module]:
+    """Return the modules other than attention whose weights are read directly: tables, and the norm behind them."""
+    tables: list[nn.Module] = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    return tables if absolute is None else [*tables, absolute.norm]
+
+
 def _offload(hook: Any, module: nn.Module) -> None:
     """Offload a module's weights again."""
     hook.offload = True
@@ -76,5 +82,4 @@ def refuse_quantised(base: nn.Module, module: nn.Module) -> None:
         weight = getattr(part, "weight", None)
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and type(weight.data) is Tensor
         if weight is not None and not plain:
-            reason = f"holds quantised or sharded weights ({type(part).__name__}), which cannot be split"
-            raise ValueError(f"{type(base).__name__} {reason}; use positional_attention or text_average")
+            raise ValueError(f"{type(base).__name__} holds quantised or sharded weights; use positional_attention")

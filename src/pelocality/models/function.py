@@ -65,7 +65,10 @@ class AttentionFunction(SequenceModel):
         ids = self._ids_without_padding(inputs)
         maps = self._attention(ids)
         if not self._repeats:
-            self._check_repeats(ids, maps)
+            pairs = zip(maps, self._attention(ids), strict=True)
+            self._repeats = all(torch.allclose(*pair, rtol=0, atol=1e-3, equal_nan=True) for pair in pairs)
+            if not self._repeats:
+                raise ValueError("function returns other attention for the same ids; call .eval() on its modules")
         for weights in maps:
             use(Attention(None, weights, (weights > 0).any(1, keepdim=True), False))
 
@@ -76,22 +79,9 @@ class AttentionFunction(SequenceModel):
     def _attention(self, ids: Tensor) -> list[Tensor]:
         """Return the attention to a batch of ids, (batch, head, n, n) layer by layer."""
         batch, n = ids.shape
-        with inference(self.module):
-            try:
-                maps = list(self.function(ids))
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                raise self.unprobed(f"on {batch} x {n} tokens it fails with {type(error).__name__}: {error}") from error
-        for layer, shape in enumerate(map(np.shape, maps)):
+        with inference(self.module), self.explaining({"input_ids": ids}):
+            maps = list(self.function(ids))
+        for shape in map(np.shape, maps):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
-                wanted = f"a list of attention weights, ({batch}, heads, {n}, {n}) for each layer"
-                raise self.unprobed(f"the function must return {wanted}, got shape {tuple(shape)} for layer {layer}")
+                raise self.unprobed(f"each layer of its list must be ({batch}, heads, {n}, {n}), got {tuple(shape)}")
         return [float_tensor("attention", each if isinstance(each, Tensor) else np.array(each)) for each in maps]
-
-    def _check_repeats(self, ids: Tensor, maps: list[Tensor]) -> None:
-        """Refuse a function that gives other attention to the same ids the second time."""
-        for one, other in zip(maps, self._attention(ids), strict=True):
-            if not torch.allclose(one, other, rtol=0, atol=1e-3, equal_nan=True):
-                raise ValueError("function returns other attention for the same ids; call .eval() on its modules")
-        self._repeats = True

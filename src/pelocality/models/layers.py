@@ -53,8 +53,7 @@ class AttentionLayers:
 
     def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
-        missing = f"which have no attention in this model; those that have are {list(self.layers)}"
-        return requested_layers(layers, self.layers, self.depth, missing)
+        return requested_layers(layers, self.layers, self.depth, f"which have no attention, but {list(self.layers)}")
 
 
 def requested_layers(
@@ -117,41 +116,29 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     if not seen and ids is not None and length == 1:
         model.watch(inputs, note, 1)
     if not seen:
-        reason = "no attention over all its tokens was seen: no call of torch's kernel, and no softmax over keys"
-        raise model.unprobed(f"{reason} that multiplies the values")
+        raise model.unprobed("no attention over all its tokens was seen, by torch's kernel or a softmax times values")
     sizes = sorted({each.weights.shape[-1] for each in seen})
     if len(sizes) > 1 or sizes[0] < (length or 0):
-        of = "" if length is None else f" of its {length}"
-        short = "" if model.content is None else ", or inputs= gives too short an input"
-        several = " and ".join(map(str, sizes))
-        raise model.unprobed(f"it attends over {several} positions at a time{of}, as within windows{short}")
+        raise model.unprobed(f"it attends over {sizes} positions at a time of {length}: windows, or too short inputs=?")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = seen[0].tokens(column)[0]
     lead = heads_lead(model, inputs, seen[0].weights)
     if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in weights.shape[:-2]:
-        _check_keys(model, inputs["input_ids"], weights.shape)
+        shorter = _first_weights(model, {"input_ids": inputs["input_ids"][:, :-1]})
+        if shorter is None or shorter.shape[:-2] != weights.shape[:-2]:  # only queries and keys shrink with the tokens
+            raise model.unprobed("its attention is not (batch, head, query, key)")
     places = _places(seen, 1 if ids is not None else texts_of(inputs))
     by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in range(places[-1] + 1)]
     heads = sorted({sum(_heads(model, each.weights.shape, lead) for each in parts) for parts in by_layer})
     if len(heads) > 1:
-        raise model.unprobed(f"its layers have different numbers of heads ({', '.join(map(str, heads))})")
+        raise model.unprobed(f"its layers have different numbers of heads {heads}")
     length = length or sizes[0]
     before = _added_before(model, inputs, weights, column, length) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
-    return AttentionLayers(
-        layers=layers,
-        sinks=tuple(any(each.sink for each in parts) for parts in by_layer),
-        depth=depth,
-        others=others,
-        heads=heads[0],
-        added=sizes[0] - length,
-        before=before,
-        dtype=seen[0].weights.dtype,
-        heads_first=lead,
-        places=places,
-        column=column,
-    )
+    sinks, added = tuple(any(each.sink for each in parts) for parts in by_layer), sizes[0] - length
+    dtype = seen[0].weights.dtype
+    return AttentionLayers(layers, sinks, depth, others, heads[0], added, before, dtype, lead, places, column)
 
 
 def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
@@ -184,14 +171,12 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
     pairs = list(itertools.zip_longest(values, others))
     if any(getattr(one, "shape", None) != getattr(other, "shape", None) for one, other in pairs):
         raise model.unprobed("its attention differs between inputs")
-    equal = [
-        one.eq(other).movedim(-2, 0).flatten(1).all(1) for one, other in pairs if one is not None and other is not None
-    ]
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    equal = [one.eq(other).movedim(-2, 0).flatten(1).all(1) for one, other in both]
     constant = set.intersection(*({*each.nonzero().flatten().tolist()} for each in equal))
     last = len(equal[0]) - 1
     if constant not in ({0}, {last}):
-        reason = f"it attends to {last + 1} keys with {last} queries"
-        raise model.unprobed(f"{reason}, and it is not the first or the last key that no token changes")
+        raise model.unprobed(f"it attends to {last + 1} keys with {last} queries, and no end key is constant")
     return int(constant == {0})
 
 
@@ -231,10 +216,8 @@ def observe_layers(
         texts, rest = divmod(weights.numel(), attending.heads * n * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {attending.heads} heads for each text")
-        if visible.ndim == 2:  # all texts and heads have the same
-            visible = visible.expand(texts, n, n)
-        else:
-            visible = _by_text(attending, visible.expand_as(weights)).any(1)
+        same = visible.ndim == 2  # for all texts and heads
+        visible = visible.expand(texts, n, n) if same else _by_text(attending, visible.expand_as(weights)).any(1)
         weights = _by_text(attending, weights)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
@@ -314,8 +297,7 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
     if n == length:  # logits that do not depend on the tokens, or on several at a time, say nothing
         return 0
     if first is None or last is None or last - first != length - 1:
-        advice = "one position per token is wanted: do the size, hop or stride of inputs= fit the model?"
-        raise model.unprobed(f"it attends over {n} positions for an input of {length}, not all in one place; {advice}")
+        raise model.unprobed(f"it attends over {n} positions for an input of {length}; does inputs= fit the model?")
     return first
 
 
@@ -364,13 +346,6 @@ def _with_another(inputs: Any, index: int | slice) -> Any:
     return parts if isinstance(inputs, Mapping) else tuple(parts.values()) if several else changed
 
 
-def _check_keys(model: SequenceModel, ids: Tensor, shape: torch.Size) -> None:
-    """Refuse weights with a third axis of the size of the tokens, unless only the last two shrink with the tokens."""
-    shorter = _first_weights(model, {"input_ids": ids[:, :-1]})
-    if shorter is None or shorter.shape[:-2] != shape[:-2]:
-        raise model.unprobed("the last two axes of its attention are not queries and keys, (batch, head, query, key)")
-
-
 def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:
     """Return the numbers of the layers that attend, the depth of the model, and what its other layers are.
 
@@ -383,11 +358,9 @@ def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, .
     if not one_list or list(numbers) != sorted(set(numbers)):
         return tuple(range(len(blocks))), len(blocks), {}
     members = in_lists[0][0]
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    if kinds is None or len(kinds) != len(members):
-        kinds = [type(member).__name__ for member in members]
-    others = {index: kind for index, kind in enumerate(kinds) if index not in numbers}
-    return numbers, len(members), others
+    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    names = types if len(types) == len(members) else [type(member).__name__ for member in members]
+    return numbers, len(members), {index: name for index, name in enumerate(names) if index not in numbers}
 
 
 def _heads(model: SequenceModel, shape: torch.Size, heads_first: bool) -> int:
@@ -409,7 +382,5 @@ def _check_rows(
         return
     off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
     if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # NaN is refused too
-        if math.isnan(off):
-            raise model.unprobed(f"attention in layer {layer} is NaN; try texts of one length, or float32")
-        reason = f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g})"
-        raise model.unprobed(f"{reason}, as with dropout, heads mixed after the softmax, or logits")
+        reason = "as with dropout, logits, or heads mixed after the softmax"
+        raise model.unprobed(f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), {reason}")

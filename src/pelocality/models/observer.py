@@ -124,10 +124,9 @@ class Observer(TorchFunctionMode):
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         read = [(weakref.ref(each), 0 if each.is_inference() else each._version) for each in tensors]
         number, before = self._last.get(members, (0, []))
-        same = 0 < len(read) == len(before) and all(  # references to one tensor are one object
-            one is other and version == earlier for (one, version), (other, earlier) in zip(read, before, strict=True)
-        )
-        if not same:
+        # references to one tensor are one object
+        ids, earlier = ([(id(tensor), version) for tensor, version in each] for each in (read, before))
+        if not ids or ids != earlier:
             number = next(self._numbers)
         self._last[members] = number, read
         return number
@@ -181,10 +180,7 @@ class Observer(TorchFunctionMode):
         value = _for_every_head(call["value"], query)[:1].to(weights.dtype)
         off = (weights[:1] @ value - output[:1]).abs().max() / output[:1].abs().max().clamp(min=_LEAST)
         if not off <= max(_TOLERANCE, 16 * torch.finfo(output.dtype).eps):
-            reason = (
-                f"the softmax of its arguments ({float(off):.1g} of the largest off), as with dropout that stays on"
-            )
-            raise ValueError(f"torch's attention kernel gives another output than {reason}")
+            raise ValueError("torch's attention kernel gives another output than its arguments, as by dropout left on")
         self._use(weights, visible)
 
     # ---- torch.nn.MultiheadAttention
@@ -223,13 +219,6 @@ def plain_torch() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()  # nn.TransformerEncoder has such a kernel
     with torch.compiler.set_stance("force_eager"), restoring(lambda: torch.backends.mha.set_fastpath_enabled(fast)):
         torch.backends.mha.set_fastpath_enabled(False)
-        yield
-
-
-@contextmanager
-def active(mode: TorchFunctionMode) -> Iterator[None]:
-    """Put a mode into force in a with-statement."""
-    with mode:
         yield
 
 
@@ -309,9 +298,9 @@ def kernel_logits(call: Mapping[str, Any]) -> Tensor:
     query, key, mask = call["query"], call["key"], call.get("attn_mask")
     device = query.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        tensors = {name: call[name] for name in ("query", "key", "attn_mask") if call.get(name) is not None}
-        floats = {name: each for name, each in tensors.items() if each.dtype not in (torch.bool, torch.float64)}
-        low = {name: each.to(torch.get_autocast_dtype(device)) for name, each in floats.items()}
+        tensors = [(name, call[name]) for name in ("query", "key", "attn_mask") if call.get(name) is not None]
+        floats = [(name, each) for name, each in tensors if each.dtype not in (torch.bool, torch.float64)]
+        low = {name: each.to(torch.get_autocast_dtype(device)) for name, each in floats}
         with torch.autocast(device, enabled=False):  # the kernel rounds its arguments alone
             return kernel_logits({**call, **low})
     dtype = torch.promote_types(query.dtype, torch.float32)

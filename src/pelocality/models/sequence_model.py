@@ -1,7 +1,7 @@
 """A model as this library runs it: what runs and on what, and all that is known of it, found once."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,9 @@ class SequenceModel:
         name: str = "",
         positions: Callable[[int], PositionsLike] | PositionsLike | None = None,
     ) -> None:
-        if inputs is not None and not callable(inputs):
-            raise TypeError(f"inputs must be a function (sample, length) -> inputs, got {type(inputs).__name__}")
-        if getattr(inputs, "__annotations__", {}).get("return") is Content:
-            maker = getattr(inputs, "__name__", "the function")
-            raise TypeError(f"inputs must be what {maker}(...) returns; call {maker} with its sizes")
+        makes_content = getattr(inputs, "__annotations__", {}).get("return") is Content
+        if inputs is not None and (makes_content or not callable(inputs)):
+            raise TypeError(f"inputs must be a function such as identical_patches(size) returns, got {inputs!r}")
         if inputs is not None and vocabulary_size is not None:
             raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
         self.given, self.content, self._name = model, inputs, name
@@ -111,8 +109,7 @@ class SequenceModel:
         self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
         self._positions_of: dict[int, Positions] = {}  # by their number, as pairs take a while to find
         if isinstance(self._positions, Positions) and self._positions.keys is None:
-            advice = "give coordinates, or leave positions out and measure result.attention with them"
-            raise ValueError(f"positions of distances have no opposite keys, which results compare; {advice}")
+            raise ValueError("positions of distances have no opposite keys, which results compare; give coordinates")
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
         own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
         inside = _transformers_models(model)
@@ -131,8 +128,7 @@ class SequenceModel:
         described = model if isinstance(model, SequenceModel) else cls(model)
         for module in described.given.modules():
             if getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False):
-                advice = "pass model.get_base_model() to measure the model without it"
-                raise ValueError(f"{type(module).__name__} has a learned prompt, which would be left out; {advice}")
+                raise ValueError("model has a learned prompt, which would be left out; pass model.get_base_model()")
         return described
 
     def __str__(self) -> str:
@@ -207,8 +203,7 @@ class SequenceModel:
     @property
     def padding(self) -> int | None:
         """The token id that the configuration names as padding, or None."""
-        padding: int | None = getattr(self.config, "pad_token_id", None)
-        return padding
+        return getattr(self.config, "pad_token_id", None)
 
     @property
     def adds_tokens(self) -> bool:
@@ -225,11 +220,6 @@ class SequenceModel:
         """The largest number of positions, special tokens included; None without a limit."""
         return longest_input(self.family, self.module) if self.config is not None else None
 
-    @property
-    def has_positions(self) -> bool:
-        """Whether positions were given, or come with the inputs, that need not be a line."""
-        return self._positions is not None
-
     def positions_of(self, length: int) -> Positions | None:
         """Return where the tokens that are measured lie, by their number; None for a line.
 
@@ -237,18 +227,17 @@ class SequenceModel:
             ValueError: Positions of another number of tokens.
         """
         positions = self._positions
-        advice = "of text, measure all tokens with length=, and leave first ones without a place out by without_first="
+        if positions is None:
+            return None
         if callable(positions):
             try:
                 if length not in self._positions_of:
                     self._positions_of[length] = Positions.of(positions(length))
             except ValueError as error:
-                raise ValueError(f"the {length} measured tokens have no positions ({error}); {advice}") from error
+                raise ValueError(f"the {length} measured tokens have no positions: {error}") from error
             positions = self._positions_of[length]
-        if positions is None:
-            return None
         if positions.shape != (length, length):
-            raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured; {advice}")
+            raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured")
         return None if positions.placed.is_line else positions.placed
 
     def reads(self, argument: str, *, with_head: bool = False) -> bool:
@@ -257,8 +246,7 @@ class SequenceModel:
 
     def why_not_measured(self) -> str | None:
         """Return the reason why the attention of the model is not one matrix of softmaxes per head, or None."""
-        reason: str | None = None if self.config is None else self.family.why_not_measured(self.module)
-        return reason
+        return None if self.config is None else self.family.why_not_measured(self.module)
 
     def some_ids(self, number: int) -> list[int]:
         """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
@@ -275,12 +263,9 @@ class SequenceModel:
         """
         if self._vocabulary is None and self.content is not None:
             return
-        outside = ids[(ids < 0) | (ids >= self.vocabulary)]
+        outside, last = ids[(ids < 0) | (ids >= self.vocabulary)], self.vocabulary - 1
         if outside.numel():
-            advice = (
-                "is this the model's tokenizer? Tokens added to it need model.resize_token_embeddings(len(tokenizer))"
-            )
-            raise ValueError(f"{name} must be in 0..{self.vocabulary - 1}, got {int(outside[0])}; {advice}")
+            raise ValueError(f"{name} must be in 0..{last}, got {int(outside[0])}; is this the model's tokenizer?")
 
     def check_length(self, length: int, specials: int = 0) -> None:
         """Refuse a length that the model has no positions for.
@@ -292,9 +277,8 @@ class SequenceModel:
         count("length", length)
         most, trained = self.longest, getattr(self.config, "max_position_embeddings", None)
         if most is not None and length + specials > most:
-            size = f"length={length}{f' and {specials} special tokens' if specials else ''}"
-            advice = f"ask for at most {most - specials}, and split longer texts"
-            raise ValueError(f"{size} is beyond the {most} positions of {self}; {advice}")
+            left = most - specials
+            raise ValueError(f"length={length} is beyond the {most} positions of {self}; at most {left} fit a text")
         if most is None and isinstance(trained, int) and 0 < trained < length + specials:
             logger.warning("%s was trained on at most %d positions; %d extrapolates", self, trained, length + specials)
 
@@ -318,30 +302,22 @@ class SequenceModel:
             return self.module(self._ids_without_padding(inputs))
         if self.config is None:
             return self.module(**inputs)
-        accepted, inputs = argument_names(self.module), {**inputs, **options}
-        for cache in ("use_cache", "use_mems"):
-            if cache in accepted:
-                inputs[cache] = False
+        inputs = {**inputs, **options}
+        inputs |= {name: False for name in ("use_cache", "use_mems", "output_attentions") if self.reads(name)}
         crosses = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
         crosses = crosses or any("cross" in name for name, _ in self.module.named_modules())
-        if "encoder_hidden_states" in accepted and crosses and "encoder_hidden_states" not in inputs:
+        if self.reads("encoder_hidden_states") and crosses and "encoder_hidden_states" not in inputs:
             width = getattr(self.config, "cross_attention_hidden_size", None) or self.config.hidden_size
             first = next(iter(inputs.values()))
-            keys = 3 if first.shape[1] == 1 else 1  # there are more or fewer keys than tokens
-            zeros = torch.zeros(len(first), keys, width, dtype=self.dtype, device=first.device)
-            inputs["encoder_hidden_states"] = zeros
-        if "output_attentions" in accepted:
-            inputs["output_attentions"] = False
+            shape = len(first), 3 if first.shape[1] == 1 else 1, width  # there are more or fewer keys than tokens
+            inputs["encoder_hidden_states"] = torch.zeros(shape, dtype=self.dtype, device=first.device)
         return self.module(**inputs, return_dict=True)
 
     def _ids_without_padding(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the token ids of a batch for a module that reads them alone."""
-        mask = inputs.get("attention_mask")
-        if mask is not None and not bool(mask.all()):
-            advice = "give batches of texts of one length, or strings with batch_size=1"
-            raise ValueError(f"{self} reads token ids alone, not padding; {advice}")
-        ids: Tensor = inputs["input_ids"]
-        return ids
+        if "attention_mask" in inputs and not bool(inputs["attention_mask"].all()):
+            raise ValueError(f"{self} reads no padding; give texts of one length, or strings with batch_size=1")
+        return inputs["input_ids"]  # type: ignore[no-any-return]
 
     def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
         """Run the model on a batch in evaluation mode, and pass each attention over n tokens to a callback.
@@ -364,14 +340,23 @@ class SequenceModel:
                 of_callback.append(error)
                 raise
 
-        observer = Observer(use_and_remember, length)
+        observing = Observer(use_and_remember, length).observing(self.module)
+        with self.explaining(inputs, of_callback), inference(self.module), self.observable(), observing:
+            return self.run(inputs, **options)
+
+    @contextmanager
+    def explaining(self, inputs: Any, but: Sequence[Exception] = ()) -> Iterator[None]:
+        """Raise a ValueError with the reason where the model fails on a batch, but pass some errors on."""
         try:
-            with inference(self.module), self.observable(), observer.observing(self.module):
-                return self.run(inputs, **options)
+            yield
         except Exception as error:
-            if error in of_callback or isinstance(error, torch.OutOfMemoryError):
+            if error in but or isinstance(error, torch.OutOfMemoryError):
                 raise
-            raise self.unprobed(_reason(inputs, error)) from error
+            reason = f"it fails with {type(error).__name__}: {error}"
+            if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
+                reason = "it has no row for every position; ask for fewer tokens"
+            ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+            raise self.unprobed(reason if ids is None else f"on {len(ids)} x {ids.shape[1]} tokens {reason}") from error
 
     def unprobed(self, reason: str) -> ValueError:
         """Return the error for a model whose attention cannot be measured."""
@@ -476,34 +461,18 @@ def configurations(module: nn.Module) -> list[Any]:
 def _transformer(model: Any, inside: list[Any]) -> Any:
     """Return the bare transformer that reads token ids in a model, of the transformers models inside it."""
     if len(inside) > 1:
-        names = ", ".join(type(each).__name__ for each in inside)
-        raise ValueError(f"model holds {len(inside)} transformers models side by side ({names}); pass one of them")
+        raise ValueError(f"model holds {len(inside)} transformers models side by side; pass one of them")
     if not inside:
-        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {_got(model)}")
+        ways = "model first: of from_pretrained(...), or SequenceModel(module, vocabulary_size=...) or (inputs=...)"
+        got = type(model).__name__
+        raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; pass the {ways}")
     whole = inside[0]
     base = family_of(whole).base(whole)
     if reads_tokens(base):
         return base
-    reader = next((f"model.{name}" for name, module in whole.named_modules() if name and reads_tokens(module)), None)
-    name = f"{type(whole).__name__} (model type '{whole.config.model_type}')"
-    advice = f"pass {reader}" if reader else "pass SequenceModel(model, inputs=...), which says what it reads"
-    raise ValueError(f"{name} reads no input_ids, or has no token embeddings; {advice}")
-
-
-def _got(model: Any) -> str:
-    """Return what was given in the place of a model, and what to give instead, for an error."""
-    if isinstance(model, type):
-        return f"the class {model.__name__}; load it with transformers.AutoModel.from_pretrained(...)"
-    got, advice = type(model).__name__, "load it with transformers.AutoModel.from_pretrained(...)"
-    if hasattr(model, "additive_mask"):
-        advice = "that is an encoding: pass the model first, then the encoding"
-    elif isinstance(model, nn.Module):
-        advice = "pass SequenceModel(module, vocabulary_size=...) or SequenceModel(module, inputs=...)"
-    elif hasattr(model, "all_special_ids"):
-        advice = "that is a tokenizer: pass the model first, then its tokenizer"
-    elif hasattr(model, "model"):
-        advice = "pass its .model"
-    return f"{got}; {advice}"
+    readers = [f"model.{name}" for name, module in whole.named_modules() if name and reads_tokens(module)]
+    advice, name = [*readers, "SequenceModel(model, inputs=...)"][0], f"model type '{whole.config.model_type}'"
+    raise ValueError(f"{name} reads no input_ids, or has no token embeddings; pass {advice}")
 
 
 def _bare(model: nn.Module) -> nn.Module:
@@ -514,8 +483,7 @@ def _bare(model: nn.Module) -> nn.Module:
         inner = inner.module if isinstance(inner, parallel) else inner._orig_mod
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
         inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
-    module: nn.Module = inner
-    return module
+    return inner  # type: ignore[no-any-return]
 
 
 def _transformers_models(model: Any) -> list[Any]:
@@ -524,15 +492,6 @@ def _transformers_models(model: Any) -> list[Any]:
     models = [module for module in modules if isinstance(module, PreTrainedModel)]
     within = {part for each in models for part in each.modules() if part is not each}
     return [each for each in models if each not in within]
-
-
-def _reason(inputs: Any, error: Exception) -> str:
-    """Return why a model failed on a batch."""
-    reason = f"it fails with {type(error).__name__}: {error}"
-    if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
-        reason = "it has no row for every position; ask for fewer tokens"
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    return reason if ids is None else f"on {ids.shape[0]} x {ids.shape[1]} tokens {reason}"
 
 
 def _equal_rows(states: Tensor) -> bool:

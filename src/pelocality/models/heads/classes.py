@@ -12,8 +12,8 @@ from pelocality._checks import check_choice, count, number
 from pelocality.models._inference import inference
 from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
 from pelocality.models.heads.weights import weight_scores
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import attention_layers
-from pelocality.models.logits.content import batches_of
 from pelocality.models.measuring.provenance import Provenance, provenance
 from pelocality.models.measuring.result import interval_of
 from pelocality.models.sequence_model import SequenceModel
@@ -60,13 +60,9 @@ class HeadClasses:
         """
         threshold = number("threshold", threshold)
         far = self.scores["offset"].abs() > 1
-        candidates = torch.stack(
-            [
-                *(self.scores[name] for name in CLASSES[:3]),
-                self.scores["offset_weight"].where(far, torch.nan),
-                *(self.scores[name] - self.scores[f"{name}_control"] for name in CLASSES[4:6]),
-            ]
-        ).nan_to_num(-1.0)
+        near, offset = [self.scores[name] for name in CLASSES[:3]], self.scores["offset_weight"].where(far, torch.nan)
+        copies = [self.scores[name] - self.scores[f"{name}_control"] for name in CLASSES[4:6]]
+        candidates = torch.stack([*near, offset, *copies]).nan_to_num(-1.0)
         best = torch.where(candidates.amax(0) >= threshold, candidates.argmax(0), len(CLASSES) - 1)
         rests = (best == len(CLASSES) - 1) & (self.scores["sink"] >= threshold)
         return [[CLASSES[each] for each in row] for row in best.masked_fill(rests, len(CLASSES) - 2).tolist()]
@@ -205,18 +201,10 @@ def head_classes(
     for name, value in (("sequences", sequences), ("permutations", permutations), ("batch_size", batch_size)):
         count(name, value)
     if model.content is not None:
-        advice = "pass a model of token ids, or read text_average(...).attention"
-        raise ValueError(f"head_classes permutes and repeats token ids, but {model} reads other inputs; {advice}")
+        raise ValueError(f"head_classes permutes and repeats token ids, but {model} reads other inputs")
     plain, repeated = random_tokens(model, tokenizer, length, sequences, seed)
-    batches = batches_of(
-        model,
-        in_batches(plain, batch_size) if texts is None else texts,
-        tokenizer,
-        special_tokens=special_tokens,
-        without_first=0,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    texts = in_batches(plain, batch_size) if texts is None else texts
+    batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)
     with inference(model.module):
         attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]})
         heads = HeadSums(model, attending, attending.requested(layers), length)
@@ -227,32 +215,17 @@ def head_classes(
             assert included is not None  # the model reads token ids
             heads.add_texts(inputs, included, permutations, seed)
         if not heads.texts:
-            reason = f"no text of at least {FEWEST_TOKENS} tokens (a generator can be read only once)"
-            raise ValueError(f"texts hold {reason}; pass longer texts")
+            raise ValueError(f"texts hold none of at least {FEWEST_TOKENS} tokens (a generator can be read only once)")
         weights, why = weight_scores(model)
     if weights.shape[1:] != (len(attending.layers), attending.heads):
         why = why or "the layers that attend are others than those of its family"
         weights = torch.full((2, len(attending.layers), attending.heads), torch.nan)
     notes = [f"symmetry and direction are NaN where weights are not known: {why}"] if why else []
-    if not heads.states.counts.numel():
+    if not heads.states.sums:
         notes.append(f"position share and effective rank are NaN: {model} returns no hidden states")
     per_sample = {name: torch.cat(each) for name, each in heads.per_sample.items()}
-    share, rank = heads.states.share_and_rank()
-    symmetry, direction = weights[:, [attending.layers.index(layer) for layer in heads.layers]]
-    return HeadClasses(
-        scores={
-            **{name: each.mean(0) for name, each in per_sample.items()},
-            **heads.offsets(),
-            **heads.correlations(),
-            "symmetry": symmetry,
-            "direction": direction,
-        },
-        per_sample=per_sample,
-        position_share=share,
-        effective_rank=rank,
-        layers=heads.layers,
-        source=provenance(
-            model, heads.visible, special_tokens=special_tokens, texts=heads.texts, repeated=batches.repeated, seed=seed
-        ),
-        notes=tuple(notes),
-    )
+    scores = {name: each.mean(0) for name, each in per_sample.items()} | heads.offsets() | heads.correlations()
+    scores["symmetry"], scores["direction"] = weights[:, [attending.layers.index(layer) for layer in heads.layers]]
+    more = {"special_tokens": special_tokens, "texts": heads.texts, "repeated": batches.repeated, "seed": seed}
+    source = provenance(model, heads.visible, **more)
+    return HeadClasses(scores, per_sample, *heads.states.share_and_rank(), heads.layers, source, tuple(notes))

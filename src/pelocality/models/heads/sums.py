@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pelocality.models.inputs.words import special_ids, special_tokens_around
 from pelocality.models.layers import AttentionLayers, observe_layers
@@ -19,22 +20,14 @@ class StateSums:
     """Sums of hidden states over texts, by layer and position."""
 
     def __init__(self) -> None:
-        self.total = torch.zeros(0)  # (layer, n, d)
-        self.squares = torch.zeros(0)  # (layer, n)
-        self.counts = torch.zeros(0)  # (n,)
+        self.sums: list[Tensor] = []  # states (n, layer, d), their squares (n, layer) and their numbers (n,)
 
     def add(self, states: Tensor, included: Tensor) -> None:
         """Add hidden states (layer, batch, n, d) at the included tokens (batch, n)."""
-        if not self.counts.numel():
-            self.total = states.new_zeros(len(states), 0, states.shape[-1])
-            self.squares, self.counts = states.new_zeros(len(states), 0), states.new_zeros(0)
-        more = max(0, included.shape[1] - len(self.counts))
-        self.total = torch.nn.functional.pad(self.total, (0, 0, 0, more))
-        self.squares, self.counts = (torch.nn.functional.pad(each, (0, more)) for each in (self.squares, self.counts))
-        n, states = included.shape[1], states * included[..., None]
-        self.total[:, :n] += states.sum(1)
-        self.squares[:, :n] += states.square().sum((1, -1))
-        self.counts[:n] += included.sum(0)
+        states = states * included[..., None]
+        added = [states.sum(1).movedim(1, 0), states.square().sum((1, -1)).T, included.sum(0).to(states)]
+        before = self.sums or [each[:0] for each in added]
+        self.sums = [pad_sequence(list(pair)).sum(1) for pair in zip(before, added, strict=True)]
 
     def share_and_rank(self) -> tuple[Tensor, Tensor]:
         r"""Return the share of position and the effective rank of its mean states, (layer,) each.
@@ -47,13 +40,13 @@ class StateSums:
         where the last term is what the means of $N_t$ texts differ by anyway; the share is $P / (P + W)$. The effective
         rank is the exponential of the entropy of the singular values of $\hat{p}_t - \bar{p}$, divided by their sum.
         """
-        if not self.counts.numel():
+        if not self.sums:
             return torch.zeros(0), torch.zeros(0)
-        several = self.counts > 1
-        counts, total, squares = self.counts[several], self.total[:, several], self.squares[:, several]
+        several = self.sums[-1] > 1
+        total, squares, counts = (each[several] for each in self.sums)
         if len(counts) < 2:
-            return (torch.full((len(self.total),), torch.nan),) * 2
-        mean = total / counts[:, None]
+            return (torch.full(total.shape[1:2], torch.nan),) * 2
+        mean, squares = total.movedim(1, 0) / counts[:, None], squares.T
         within = (squares - counts * mean.square().sum(-1)).sum(-1) / (counts - 1).sum()
         centred = mean - mean.mean(1, keepdim=True)
         position = centred.square().sum((1, 2)) / (len(counts) - 1) - within * (1 / counts).mean()
@@ -132,14 +125,11 @@ class HeadSums:
             target = torch.stack([_permuted(*each) for each in zip(moving, generators, strict=True)])
             ids = inputs["input_ids"]
             ids = torch.empty_like(ids).scatter(1, target.to(ids.device), ids)
-            permuted = self.observe(
-                inputs | {"input_ids": ids}, lambda place, weights, visible: weights[rows, :, query]
-            )
+            permuted = self.observe(inputs | {"input_ids": ids}, lambda place, weights, _: weights[rows, :, query])
             for place, (one, other, visible) in enumerate(zip(before, permuted, moving & seen, strict=True)):
                 followed, both = other.gather(-1, target[:, None].expand_as(other)), visible & visible.gather(1, target)
-                self.products[:, :, place] += torch.stack(
-                    [_products(one, other, visible), _products(one, followed, both)]
-                )
+                self.products[0, :, place] += _products(one, other, visible)
+                self.products[1, :, place] += _products(one, followed, both)
         self.texts += len(rows)
         self._add_states(inputs, keys[:, : self.length])
 
@@ -180,8 +170,7 @@ def random_tokens(
     special = [*special_ids(model, tokenizer), *([] if model.padding is None else [model.padding])]
     ordinary, half = np.setdiff1d(np.arange(size), special), length // 2
     if len(ordinary) < length:
-        advice = f"the vocabulary has {len(ordinary)}; ask for length={len(ordinary)} or less"
-        raise ValueError(f"length={length} needs as many different tokens, and {advice}")
+        raise ValueError(f"length={length} needs as many different tokens, and the vocabulary has {len(ordinary)}")
     generator = np.random.default_rng(seed)
     plain = np.stack([generator.choice(ordinary, length, replace=False) for _ in range(sequences)])
     repeated = np.concatenate([plain[:, :half], plain[:, :half], plain[:, 2 * half :]], 1)
@@ -224,8 +213,6 @@ def _products(one: Tensor, other: Tensor, keys: Tensor) -> Tensor:
         keys: The keys that count, (batch, n).
     """
     keys = keys[:, None].to(one)
-    a, b = (
-        keys * (each - (each * keys).sum(-1, keepdim=True) / keys.sum(-1, keepdim=True).clamp(min=1))
-        for each in (one, other)
-    )
+    means = ((each * keys).sum(-1, keepdim=True) / keys.sum(-1, keepdim=True).clamp(min=1) for each in (one, other))
+    a, b = (keys * (each - mean) for each, mean in zip((one, other), means, strict=True))
     return torch.stack([a * b, a * a, b * b, one * one * keys]).sum((1, 3)).double()

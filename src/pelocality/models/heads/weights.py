@@ -21,18 +21,16 @@ def weight_scores(model: SequenceModel) -> tuple[Tensor, str]:
     The layers are those of the family. Weights are read from the projections: what they give for each unit vector,
     without what they give for zeros.
     """
+    scores, reason, base = [], "", model.module
     try:
-        family, base = known_projections(model), model.module
+        family, modules = known_projections(model), model.family.attention_layers(base)
+        for module in modules:
+            refuse_quantised(base, module)
     except ValueError as error:
         return torch.full((2, 0, 0), torch.nan), str(error)
-    scores, reason = [], ""
     with inference(base):
-        for number, module in enumerate(family.attention_layers(base)):
+        for number, module in enumerate(modules):
             with loaded(base, [module]):
-                try:
-                    refuse_quantised(base, module)
-                except ValueError as error:
-                    return torch.full((2, 0, 0), torch.nan), str(error)
                 once, twice = (_weights(family, module, model, scale) for scale in (_SCALE, 2 * _SCALE))
             both = torch.stack([symmetry(*once), direction(*once)])
             if any((one - other).norm() > 0.1 * other.norm() for one, other in zip(once, twice, strict=True)):
@@ -62,14 +60,10 @@ def direction(query: Tensor, key: Tensor) -> Tensor:
     $(C - R) / (C + R)$ with $C$ the sum over columns of what their norms exceed the mean plus two standard deviations
     of the norms of columns by, and $R$ the same of rows; 0 without such columns and rows.
     """
-    queries, keys = query.mT @ query, key.mT @ key
-    rows, columns = (
-        ((each @ gram) * each).sum(-1).clamp(min=0).sqrt() for each, gram in ((query, keys), (key, queries))
-    )
-    c, r = (
-        (norms - norms.mean(-1, keepdim=True) - _OUTLIER * norms.std(-1, keepdim=True)).clamp(min=0).sum(-1)
-        for norms in (columns, rows)
-    )
+    pairs = (query, key.mT @ key), (key, query.mT @ query)
+    rows, columns = (((each @ gram) * each).sum(-1).clamp(min=0).sqrt() for each, gram in pairs)
+    usual = (each.mean(-1, keepdim=True) + _OUTLIER * each.std(-1, keepdim=True) for each in (columns, rows))
+    c, r = ((each - most).clamp(min=0).sum(-1) for each, most in zip((columns, rows), usual, strict=True))
     return torch.where(c + r > 0, (c - r) / (c + r), 0.0)
 
 
@@ -77,7 +71,5 @@ def _weights(family: Any, module: Any, model: SequenceModel, scale: float) -> tu
     """Return the weights of queries and keys without their biases, (head, d, d_head) each, float64 on the CPU."""
     weight = next(module.parameters())
     units = torch.eye(model.config.hidden_size, dtype=model.dtype, device=weight.device)[None]
-    at_units = family.project(module, scale * units)
-    at_zero = family.project(module, torch.zeros_like(units))
-    pairs = zip(at_units, at_zero, strict=True)
+    pairs = zip(family.project(module, scale * units), family.project(module, torch.zeros_like(units)), strict=True)
     return tuple((one[0].cpu().double() - zero[0].cpu().double()) / scale for one, zero in pairs)

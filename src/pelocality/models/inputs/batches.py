@@ -41,7 +41,6 @@ class TextBatches:
         model: SequenceModel,
         texts: Iterable[Any],
         tokenizer: Any,
-        *,
         special_tokens: bool,
         without_first: int,
         batch_size: int,
@@ -74,22 +73,16 @@ class TextBatches:
                 longest = included.shape[1]
                 self.model.check_length(longest)
             self.checksums.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
-            new = self._new_texts(inputs, included)
-            if not bool(new.any()):
+            here = {name: each.cpu() for name, each in inputs.items()}
+            new = [
+                n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
+                for row, n in enumerate(here.pop("attention_mask").sum(1).tolist())
+            ]
+            if not any(new):
                 continue
-            inputs, included = {name: each[new.to(each.device)] for name, each in inputs.items()}, included[new]
+            inputs, included = {name: each[new] for name, each in inputs.items()}, included[new]
             included = included & (included.cumsum(1) > self.without_first)
             yield from _of_one_length(inputs, included) if self.by_length else [(inputs, included)]
-
-    def _new_texts(self, inputs: dict[str, Tensor], included: Tensor) -> Tensor:
-        """Return which texts of a batch are not equal to an earlier one, (batch,)."""
-        here = {name: each.cpu() for name, each in inputs.items()}
-        lengths = here.pop("attention_mask").sum(1).tolist()
-        new = [
-            n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
-            for row, n in enumerate(lengths)
-        ]
-        return torch.tensor(new, device="cpu")
 
     def _is_new(self, inputs: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
@@ -120,10 +113,9 @@ def bytes_of(inputs: Any) -> Iterator[bytes]:
 def _of_one_length(inputs: dict[str, Tensor], included: Tensor) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Yield consecutive texts of one length and of the same positions together, without padding."""
     lengths = inputs["attention_mask"].sum(1).tolist()
-    starts = inputs["position_ids"][:, 0].tolist() if "position_ids" in inputs else [0] * len(lengths)
-    row = 0
-    for (length, _), texts in groupby(zip(lengths, starts, strict=True)):
-        rows = slice(row, row := row + len(list(texts)))
+    starts = inputs.get("position_ids", torch.zeros(len(lengths), 1))[:, 0].tolist()
+    for (length, _), texts in groupby(range(len(lengths)), lambda row: (lengths[row], starts[row])):
+        rows = list(texts)
         yield {name: each[rows, :length] for name, each in inputs.items()}, included[rows, :length]
 
 
@@ -132,8 +124,7 @@ def _read_batch(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return a batch's inputs, (batch, n, ...) each, and which tokens to include, (batch, n), padding on the right."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        wanted = "strings, or mappings with input_ids, as a tokenizer returns"
-        raise TypeError(f"texts must hold {wanted}, got {type(batch).__name__}")
+        raise TypeError(f"texts must hold strings, or mappings with input_ids, got {type(batch).__name__}")
     if len(batch["input_ids"]) == 0:
         return {}, torch.ones(0, 0, dtype=torch.bool)
     masks = ["attention_mask", "special_tokens_mask"]
@@ -146,15 +137,12 @@ def _read_batch(
         special = torch.zeros_like(ids)
     elif special is None:
         if tokenizer is None:
-            advice = "pass tokenizer=, tokenise with return_special_tokens_mask=True, or pass special_tokens=True"
-            raise ValueError(f"special tokens cannot be identified; {advice}")
+            raise ValueError("special tokens cannot be identified; pass tokenizer=, or special_tokens=True")
         special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
     inputs |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
-    inputs |= {
-        name: _as_ids(name, value, model, torch.as_tensor(batch["input_ids"]).shape).to(ids.device)
-        for name, value in batch.items()
-        if name not in inputs and name not in _READ_HERE and value is not None and model.reads(name)
-    }
+    for name, value in batch.items():
+        if name not in inputs and name not in _READ_HERE and value is not None and model.reads(name):
+            inputs[name] = _as_ids(name, value, model, torch.as_tensor(batch["input_ids"]).shape).to(ids.device)
     rows = torch.arange(len(ids), device=ids.device)[:, None]
     return {name: each[rows, order] for name, each in inputs.items()}, (real & ~special.bool()).gather(1, order).cpu()
 
@@ -165,13 +153,9 @@ def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> 
     Raises:
         ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
     """
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        tensor = torch.zeros(0)
+    tensor = torch.as_tensor(values)
     if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
-        advice = "only integers of the shape of input_ids can be given, and to a transformers model; leave it out"
-        raise ValueError(f"texts hold {name}, which {model} reads, but {advice}")
+        raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
     return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])
 
 
@@ -190,7 +174,7 @@ def _positions(
     rows = rows.expand_as(ids).to(ids.device)
     steps = rows.gather(1, order).diff(dim=1)
     if bool(((steps != 1) & real.gather(1, order)[:, 1:]).any()):
-        raise ValueError("position_ids must count up by one, as rows of several texts cannot be read; give one a row")
+        raise ValueError("position_ids must count up by one in each row; give one text a row")
     if not model.reads("position_ids"):
         return {}
     if model.config is None or not bool((positions == rows.to(positions.device)).all()):

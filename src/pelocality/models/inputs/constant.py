@@ -6,8 +6,6 @@ repeated, so that positions differ by nothing else.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,17 +14,6 @@ from torch import Tensor
 from pelocality._checks import count
 from pelocality.models.sequence_model import Content
 from pelocality.positions import Positions
-
-
-@dataclass(frozen=True)
-class _PlacedContent:
-    """Inputs of constant content at positions that are no line."""
-
-    inputs: Content
-    positions: Callable[[int], Positions]
-
-    def __call__(self, sample: int, length: int) -> Any:
-        return self.inputs(sample, length)
 
 
 def identical_patches(size: int, *, channels: int = 3, argument: str | None = "pixel_values") -> Content:
@@ -57,15 +44,15 @@ def identical_patches(size: int, *, channels: int = 3, argument: str | None = "p
         side = _side(length)
         return _named(argument, _drawn(sample, 1, channels, size, size).repeat(1, 1, side, side))
 
-    return _PlacedContent(images, lambda length: Positions.grid(_side(length), _side(length)))
+    images.positions = lambda length: Positions.grid(_side(length), _side(length))  # type: ignore[attr-defined]
+    return images
 
 
 def _side(length: int) -> int:
     """Return the number of patches along a side of a square image."""
     side = math.isqrt(length)
     if side * side != length:
-        near = f"{side**2} or {(side + 1) ** 2}"
-        raise ValueError(f"length must be a square number of patches, got {length}; ask for {near}")
+        raise ValueError(f"length must be a square number of patches, such as {side**2}, got {length}")
     return side
 
 

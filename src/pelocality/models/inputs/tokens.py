@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pelocality.models.inputs.words import special_ids_of
+from pelocality.models.inputs.words import special_ids
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -23,9 +23,8 @@ def token_tensor(name: str, values: Any, ids: Tensor | None = None) -> Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        advice = f"take ['{name}'] of what tokenizer(..., padding=True, return_tensors='pt') returns"
         wrong = ValueError if isinstance(values, list | tuple) else TypeError  # lists of different lengths
-        raise wrong(f"{name} must be integers, (n,) or (batch, n), got {type(values).__name__}; {advice}") from error
+        raise wrong(f"{name} must be integers, (n,) or (batch, n): {error}") from error
     is_mask = name.endswith("mask")
     if is_mask and not bool(((tensor == 0) | (tensor == 1)).all()):
         raise ValueError(f"{name} must hold 0 and 1, got other values")
@@ -52,10 +51,9 @@ def token_batch(model: SequenceModel, input_ids: Any, **others: Any) -> tuple[di
     ids = token_tensor("input_ids", input_ids)
     if ids.ndim not in (1, 2) or not ids.shape[-1]:
         raise ValueError(f"input_ids must be (n,) or (batch, n) with at least one token, got shape {tuple(ids.shape)}")
-    unmasked = "attention_mask" in others and others["attention_mask"] is None
+    unmasked = others.get("attention_mask", ids) is None
     if unmasked and model.padding is not None and bool((ids == model.padding).any()):
-        advice = "pass the tokenizer's attention_mask, or ones if every id is a token"
-        raise ValueError(f"input_ids holds the padding id {model.padding}; {advice}")
+        raise ValueError(f"input_ids holds the padding id {model.padding}; pass attention_mask, ones if it is a token")
     inputs = {name: token_tensor(name, each, ids) for name, each in others.items() if each is not None}
     if "token_type_ids" in inputs:
         types = getattr(model.config, "type_vocab_size", None)
@@ -97,36 +95,28 @@ def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, ba
         TypeError: One text or batch instead of several, or strings among other items.
         ValueError: Strings without a tokenizer, or one that has no tokens.
     """
-    single, table = isinstance(texts, str | Mapping), hasattr(texts, "columns")
-    if single or table or not isinstance(texts, Iterable):
-        advice = "texts come before the tokenizer"
-        if single or table:
-            advice = "put it into a list" if single else "give one column, frame['text']"
-        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}; {advice}")
+    if isinstance(texts, str | Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
+        wanted = "a list, [text] or [batch], or a column, frame['text']; texts come before the tokenizer"
+        raise TypeError(f"texts must be {wanted}; got {type(texts).__name__}")
     for number, (strings, items) in enumerate(groupby(texts, lambda item: isinstance(item, str))):
         if number:
-            got = f"{type(next(items)).__name__} after {'tokenised batches' if strings else 'strings'}"
-            raise TypeError(f"texts must be strings only, or tokenised batches only, got {got}")
+            raise TypeError("texts must be strings only, or tokenised batches only, got both")
         yield from _tokenised(items, model, tokenizer, batch_size) if strings else items
 
 
-def _tokenised(
-    texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch_size: int
-) -> Iterator[dict[str, Tensor]]:
+def _tokenised(texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch_size: int) -> Iterator[Any]:
     """Yield the inputs of as many texts at a time, (batch, n) each."""
     if tokenizer is None:
         raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
-    special, numbered = special_ids_of(tokenizer), enumerate(texts)
-    while batch := list(islice(numbered, batch_size)):
-        encoded = tokenizer([text for _, text in batch], padding=False, truncation=False, verbose=False)
-        for (number, text), ids in zip(batch, encoded["input_ids"], strict=True):
+    special, remaining = special_ids(model, tokenizer), iter(texts)
+    while batch := list(islice(remaining, batch_size)):
+        encoded = tokenizer(batch, padding=False, truncation=False, verbose=False)
+        for text, ids in zip(batch, encoded["input_ids"], strict=True):
             if special.issuperset(ids):
-                raise ValueError(f"texts[{number}], {brief(text)}, has no tokens but special ones; leave it out")
-        inputs = padded(tokenizer, encoded["input_ids"])
+                raise ValueError(f"texts hold {brief(text)}, which has no tokens but special ones; leave it out")
         more = {} if model.config is None else encoded  # an own module reads the ids alone
-        yield {
-            name: _rectangle(rows) for name, rows in more.items() if name not in inputs and model.reads(name)
-        } | inputs
+        read = {name: _rectangle(rows) for name, rows in more.items() if model.reads(name)}
+        yield read | padded(tokenizer, encoded["input_ids"])
 
 
 def padding_id(tokenizer: Any) -> int:
@@ -137,10 +127,8 @@ def padding_id(tokenizer: Any) -> int:
 def padded(tokenizer: Any, rows: Iterable[list[int]]) -> dict[str, Tensor]:
     """Return rows of token ids, padded at the end to one length, with their mask."""
     rows = list(rows)
-    return {
-        "input_ids": _rectangle(rows, padding_id(tokenizer)),
-        "attention_mask": _rectangle([[1] * len(row) for row in rows]),
-    }
+    mask = _rectangle([1] * len(row) for row in rows)
+    return {"input_ids": _rectangle(rows, padding_id(tokenizer)), "attention_mask": mask}
 
 
 def _rectangle(rows: Iterable[list[int]], padding: int = 0) -> Tensor:

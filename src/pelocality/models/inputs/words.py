@@ -45,12 +45,9 @@ def constant_content(
     assert content is not None
     count("length", length)
     if not isinstance(words, int | np.integer) or surrounded:
-        advice = "pass a number as words, without special_tokens and prefix"
-        raise ValueError(f"words are for models that read token ids; {model} reads what its inputs= gives: {advice}")
-    return Probe(
-        inputs=lambda start, size: content(first + start, length),
-        names=tuple(f"sample {first + i}" for i in range(count("words", words))),
-    )
+        raise ValueError(f"words must be a number, without special_tokens and prefix: {model} reads no token ids")
+    names = tuple(f"sample {first + i}" for i in range(count("words", words)))
+    return Probe(lambda start, size: content(first + start, length), names)
 
 
 def repeated_words(
@@ -66,8 +63,13 @@ def repeated_words(
     if special_tokens and prefix is not False:
         raise ValueError("special_tokens=True and prefix both feed tokens before the words; give one of them")
     before, after = special_tokens_around(tokenizer) if special_tokens else ([], [])
-    if prefix is not False:
-        before = [_prefix_token(model, tokenizer, prefix)]
+    if prefix is True:
+        tokens = [getattr(each, "bos_token_id", None) for each in (tokenizer, model.config)]
+        if tokens == [None, None]:
+            raise ValueError("prefix=True needs a beginning-of-text token, and there is none; give a word or an id")
+        before = [next(token for token in tokens if token is not None)]
+    elif prefix is not False:
+        before = [_token_id(tokenizer, prefix, "prefix")]
     ids, names = choose_words(model, tokenizer, words, seed)
     model.check_length(length, len(before) + len(after))
     model.check_ids(torch.tensor([*before, *after], device="cpu"), "input_ids" if prefix is False else "prefix")
@@ -75,14 +77,8 @@ def repeated_words(
     if fed and before[0] in ids:
         raise ValueError(f"words holds the prefix {fed[0]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=model.device)
-    return Probe(
-        inputs=lambda start, size: {"input_ids": rows[start : start + size]},
-        names=names,
-        ids=ids,
-        prefix=fed,
-        before=len(before),
-        fed=len(before) + len(after),
-    )
+    around = len(before), len(before) + len(after)
+    return Probe(lambda start, size: {"input_ids": rows[start : start + size]}, names, ids, fed, *around)
 
 
 def choose_words(
@@ -104,9 +100,9 @@ def choose_words(
         ids = [_token_id(tokenizer, word) for word in words]
         if len(set(ids)) < len(ids):
             raise ValueError(f"words holds a word more than once, got {words!r}; intervals count words")
-        if (padding := _padding_without_position(model.module)) in ids:
-            name = type(model.module).__name__
-            raise ValueError(f"words holds the padding id {padding}, for which {name} counts no positions")
+        tables = [part for name, part in model.module.named_modules() if "position" in name.rpartition(".")[2]]
+        if any(getattr(table, "padding_idx", None) in ids for table in tables):  # RoBERTa counts positions past it
+            raise ValueError(f"words holds the padding id {model.padding}, for which {model} counts no positions")
     model.check_ids(torch.tensor(ids, device="cpu"), "words")
     return tuple(ids), tuple(text.strip() for text in _texts(tokenizer, ids))
 
@@ -126,26 +122,15 @@ def check_words(words: Any) -> None:
         raise ValueError("words is empty; give at least one word, or a count to draw")
 
 
-def _padding_without_position(base: Any) -> int | None:
-    """Return the padding id where a model skips it in counting positions (RoBERTa), or None."""
-    tables = (module for name, module in base.named_modules() if "position" in name.rpartition(".")[2])
-    return next((table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None), None)
-
-
 def special_ids(model: SequenceModel, tokenizer: Any = None) -> set[int]:
-    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all)."""
-    if tokenizer is not None:
-        return special_ids_of(tokenizer)
-    settings = {} if model.config is None else model.config.to_dict()
-    named = [value for key, value in settings.items() if key.endswith("_token_id") and value is not None]
-    return {token for value in named for token in (value if isinstance(value, list | tuple) else [value])}
+    """Return the ids of special tokens: the tokenizer's, or those the configuration names (often not all).
 
-
-def special_ids_of(tokenizer: Any) -> set[int]:
-    """Return the ids of a tokenizer's special tokens.
-
-    An unknown word is a word, unless its id has another purpose too, as in GPT-2.
+    A tokenizer's unknown word is a word, unless its id has another purpose too, as in GPT-2.
     """
+    if tokenizer is None:
+        settings = {} if model.config is None else model.config.to_dict()
+        named = [value for key, value in settings.items() if key.endswith("_token_id") and value is not None]
+        return {token for value in named for token in (value if isinstance(value, list | tuple) else [value])}
     check_tokenizer(tokenizer)
     others = {token for name, token in tokenizer.special_tokens_map.items() if name != "unk_token"}
     unknown = set() if tokenizer.unk_token in others else {tokenizer.unk_token_id}
@@ -154,29 +139,11 @@ def special_ids_of(tokenizer: Any) -> set[int]:
 
 def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the special tokens that the tokenizer puts before and after one sentence."""
-    if tokenizer is None:
-        raise ValueError("special_tokens=True needs a tokenizer, whose template places them; pass tokenizer=")
     check_tokenizer(tokenizer)
     tokens = tokenizer(_BEFORE, return_special_tokens_mask=True)
     ids, special = tokens["input_ids"], tokens["special_tokens_mask"]
     first, last = special.index(0), len(ids) - special[::-1].index(0)
     return ids[:first], ids[last:]
-
-
-def _prefix_token(model: SequenceModel, tokenizer: Any, prefix: bool | str | int) -> int:
-    """Return the token to feed before the words; True is the beginning of a text.
-
-    Raises:
-        TypeError: It is neither a word nor an id, such as None.
-        ValueError: There is none, or a word is not one token.
-    """
-    if prefix is not True:
-        return _token_id(tokenizer, prefix, "prefix")
-    beginning = [getattr(each, "bos_token_id", None) for each in (tokenizer, model.config)]
-    token: int | None = next((each for each in beginning if each is not None), None)
-    if token is None:
-        raise ValueError("prefix=True needs a beginning-of-text token, and there is none; give a word or a token id")
-    return token
 
 
 def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
@@ -189,8 +156,7 @@ def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
         raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
     tokens = _tokens_of(word, tokenizer)
     if len(tokens) != 1 or tokens == [tokenizer.unk_token_id]:
-        pieces = tokenizer.convert_ids_to_tokens(tokens)
-        raise ValueError(f"{name} must be single tokens or ids, but {word!r} is {pieces} to this tokenizer")
+        raise ValueError(f"{name} must be single tokens, but {word!r} is {tokenizer.convert_ids_to_tokens(tokens)}")
     return tokens[0]
 
 
@@ -202,8 +168,7 @@ def drawn_words(model: SequenceModel, tokenizer: Any, number: int, seed: int) ->
     words = (token for token in order.tolist() if token not in special)
     drawn = list(islice((token for token in words if tokenizer is None or _is_word(token, tokenizer)), number))
     if len(drawn) < number:
-        advice = "is it the model's tokenizer? Ask for fewer, or give them as words=[...]"
-        raise ValueError(f"words={number} is more than the {len(drawn)} words in this vocabulary; {advice}")
+        raise ValueError(f"words={number} is more than the {len(drawn)} words in this vocabulary; ask for fewer")
     return drawn
 
 
@@ -219,8 +184,6 @@ def _is_word(token: int, tokenizer: Any) -> bool:
 
 def _tokens_of(word: str, tokenizer: Any) -> list[int]:
     """Return the tokens of a word in the middle of a text."""
-    before = tokenizer(_BEFORE, add_special_tokens=False)["input_ids"]
-    both = tokenizer(f"{_BEFORE} {word}", add_special_tokens=False)["input_ids"]
-    if both[: len(before)] == before:
-        return list(both[len(before) :])
-    return list(tokenizer(word, add_special_tokens=False)["input_ids"])
+    texts = [_BEFORE, f"{_BEFORE} {word}", word]
+    before, both, alone = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+    return both[len(before) :] if both[: len(before)] == before else alone

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from pelocality.models._inference import inference
 from pelocality.models._weights import loaded
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import requested_layers
-from pelocality.models.logits.content import batches_of, by_layer
+from pelocality.models.logits.content import by_layer
 from pelocality.models.logits.terms import known_logits, rotated
 from pelocality.models.sequence_model import SequenceModel
 
@@ -136,37 +137,20 @@ def rotary_bands(
             scatter = (query.mT @ query) * (key.mT @ key) / tokens  # (batch, head, d_head, d_head)
             pairs = torch.stack(both.chunk(2, -1), -2)  # (2, batch, head, n, 2, band)
             covariance = torch.stack(scatter.sum((0, -1)).chunk(2, -1)).sum(0)
-            return tuple(
-                each.to(device) for each in (pairs.norm(dim=-2).sum((1, 3)), pairs.square().sum((1, 3)), covariance)
-            )
+            sums = pairs.norm(dim=-2).sum((1, 3)), pairs.square().sum((1, 3)), covariance
+            return tuple(each.to(device) for each in sums)
 
-        batches = batches_of(
-            model,
-            texts,
-            tokenizer,
-            special_tokens=special_tokens,
-            without_first=without_first,
-            batch_size=batch_size,
-            progress=progress,
-        )
-        tokens, number, sums = 0, 0, None
+        batches = TextBatches(model, texts, tokenizer, special_tokens, without_first, batch_size, progress)
+        tokens, texts_read = 0, 0
+        sums: list[Any] = [0, 0, 0]
         for taken, included in by_layer(model, batches, chosen, take):
-            stacked = [torch.stack(each) for each in zip(*taken, strict=True)]
-            sums = stacked if sums is None else [one + more for one, more in zip(sums, stacked, strict=True)]
-            tokens, number = tokens + int(included.sum()), number + int(included.any(1).sum())
-    assert sums is not None
+            sums = [total + torch.stack(each) for total, each in zip(sums, zip(*taken, strict=True), strict=True)]
+            tokens, texts_read = tokens + int(included.sum()), texts_read + int(included.any(1).sum())
     norms, squares, covariance = sums  # (layer, 2, head, band), (layer, 2, head, 2, band), (layer, head, band)
     sizes = squares.sqrt()
-    massive = (sizes > _MASSIVE * sizes.mean((-2, -1), keepdim=True)).any(-2)
-    product = norms.prod(1)
-    return RotaryBands(
-        wavelength=2 * torch.pi / torch.stack([angles[layer] for layer in chosen]),
-        query_norm=norms[:, 0] / tokens,
-        key_norm=norms[:, 1] / tokens,
-        use=product / product.sum(-1, keepdim=True),
-        variance=covariance / covariance.sum(-1, keepdim=True),
-        massive_queries=massive[:, 0],
-        massive_keys=massive[:, 1],
-        layers=chosen,
-        texts=number,
-    )
+    massive = (sizes > _MASSIVE * sizes.mean((-2, -1), keepdim=True)).any(-2)  # (layer, 2, head, band)
+    use, variance = (each / each.sum(-1, keepdim=True) for each in (norms.prod(1), covariance))
+    wavelength = 2 * torch.pi / torch.stack([angles[layer] for layer in chosen])
+    query_norm, key_norm, massive_queries, massive_keys = (norms / tokens).unbind(1) + massive.unbind(1)
+    of_heads = (query_norm, key_norm, use, variance, massive_queries, massive_keys)
+    return RotaryBands(wavelength, *of_heads, chosen, texts_read)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pelocality._toeplitz import diagonals
 from pelocality.models._weights import loaded
-from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.logits.terms import captured_inputs, queries_and_keys
 from pelocality.models.sequence_model import SequenceModel
 
@@ -65,17 +64,15 @@ def mean_content(
     device = model.device
 
     def means(layer: int, both: Tensor, kept: Tensor) -> Tensor:
-        if constant:
-            _check_constant(model, layer, both)
+        spread = float((both - both[..., :1, :]).abs().max() / both.abs().max()) if constant else 0
+        if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
+            raise ValueError(f"a repeated word has other queries and keys at other positions of {model}; pass texts")
         return (both.sum(-2) / kept.sum(-1)[:, None, None].clamp(min=1)).to(device)
 
-    both, tokens = [], []  # (2, sample, layer, head, d_head) and (sample,) each
-    for by_text, included in by_layer(model, batches, layers, means):
-        text = included.any(1).to(device)
-        both.append(torch.stack(by_text, 2)[:, text])
-        tokens.append(included.sum(1).to(device)[text])
-    queries, keys = torch.cat(both, 1)
-    return Content(queries, keys, torch.cat(tokens))
+    by_batch = [(torch.stack(of_layers, 2), each) for of_layers, each in by_layer(model, batches, layers, means)]
+    tokens = torch.cat([included.sum(1).to(device) for _, included in by_batch])
+    queries, keys = torch.cat([both for both, _ in by_batch], 1)[:, tokens > 0]  # (sample, layer, head, d_head) each
+    return Content(queries, keys, tokens[tokens > 0])
 
 
 def by_layer(
@@ -94,7 +91,7 @@ def by_layer(
             that do not count, and the tokens that count.
 
     Raises:
-        ValueError: Quantised weights, or no token.
+        ValueError: Quantised weights, no token, or a model that reads no token ids.
     """
     modules: list[Any] = model.family.attention_layers(model.module)
 
@@ -108,28 +105,14 @@ def by_layer(
 
     tokens = 0
     for inputs, included in batches:
-        assert included is not None  # the model reads token ids
+        if included is None:
+            raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
         real, tokens = included, tokens + int(included.sum())
         with captured_inputs(model, take_requested) as taken:
             model.run(inputs)
         yield [taken[layer] for layer in layers], included
     if not tokens:
         raise ValueError("texts hold no token to average over (a generator can be read only once)")
-
-
-def batches_of(model: SequenceModel, texts: Iterable[Any], tokenizer: Any, **options: Any) -> TextBatches:
-    """Return the batches of texts, for options as of `text_average`; refuse a model that does not read token ids."""
-    if model.content is not None:
-        raise ValueError(f"texts hold token ids, but {model} reads other inputs; pass the bare model")
-    return TextBatches(model, texts, tokenizer, **options)
-
-
-def _check_constant(model: SequenceModel, layer: int, states: Tensor) -> None:
-    """Refuse queries and keys (..., n, d_head) of a repeated word that differ between positions."""
-    spread = float((states - states[..., :1, :]).abs().max() / states.abs().max())
-    if spread > (1e-3 if model.dtype in (torch.float32, torch.float64) else 0.1):
-        reason = f"a repeated word has other queries and keys at other positions (layer {layer}, by {spread:.2g})"
-        raise ValueError(f"the logits of {model} have no closed form: {reason}; pass texts")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,7 @@
 """The attention logits of real text as a sum of content, position and cross terms."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,20 +10,11 @@ from torch import Tensor, nn
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
-from pelocality.models._weights import loaded
+from pelocality.models._weights import loaded, position_parts
 from pelocality.models.families import AbsoluteInput
 from pelocality.models.inputs.tokens import runs_of_tokens, token_batch
 from pelocality.models.layers import requested_layers
-from pelocality.models.logits.terms import (
-    QueriesAndKeys,
-    Terms,
-    capped,
-    captured_inputs,
-    known_logits,
-    logit_terms,
-    position_parts,
-    queries_and_keys,
-)
+from pelocality.models.logits.terms import Terms, capped, captured_inputs, known_logits, logit_terms, queries_and_keys
 from pelocality.models.sequence_model import SequenceModel
 
 Split = Literal["table", "relative", "mean content"]
@@ -132,15 +122,15 @@ def decompose(
     model.check_length(n)
     if not sequences:  # most models cannot run an empty batch: one sequence is run, and its result removed
         inputs, real = {"input_ids": inputs["input_ids"].new_zeros(1, n)}, real.new_ones(1, n)
-
     modules: list[Any] = family.attention_layers(base)
-    with inference(base), loaded(base, position_parts(model)):
+    absolute = family.absolute(base)
+    with inference(base), loaded(base, position_parts(base, absolute)):
         splits = [_split_of(model, module, layer) for layer, module in enumerate(modules)]
         available = [layer for layer, split in enumerate(splits) if split is not None]
-        reason = "which read a sum of words and positions that cannot be split; use layers=[0], or text_average"
-        chosen = requested_layers(layers, available, len(splits), reason)
-        absolute = family.absolute(base)
-        with _captured_table(absolute) as captured, captured_inputs(model) as hidden:
+        chosen = requested_layers(layers, available, len(splits), "which cannot be split; use layers=[0]")
+        captured: list[Tensor] = []  # the rows looked up in the table, then the embeddings before their layer norm
+        tables = [] if absolute is None else [absolute.table, absolute.norm]
+        with hooked(tables, lambda _, args, kwargs: captured.append(args[0])), captured_inputs(model) as hidden:
             model.run(inputs)
         terms = []
         for layer in chosen:
@@ -148,7 +138,9 @@ def decompose(
             with loaded(base, [module]):
                 query, key = queries_and_keys(model, module, hidden[layer])
                 if absolute is not None and splits[layer] == "table":
-                    position = _table_part(model, module, _table_share(absolute, *captured))
+                    share = _table_share(absolute, *captured)
+                    with_biases, biases = (queries_and_keys(model, module, x) for x in (share, torch.zeros_like(share)))
+                    position = (with_biases[0] - biases[0], with_biases[1] - biases[1])
                 elif splits[layer] == "mean content":
                     position = (_mean(query, real), _mean(key, real))
                 if position is not None:
@@ -157,33 +149,11 @@ def decompose(
     device = terms[0].content.device
     visible = torch.stack([family.visible(base, modules[layer], n) for layer in chosen])[:, None] & real[:, None].cpu()
 
-    def cut(tensors: Tensor) -> Tensor:  # (layer, batch, ...)
-        return tensors[:, 0] if single else tensors[:, :sequences]
-
-    names = [part.name for part in fields(Terms)]
-    return Decomposition(
-        **{name: cut(torch.stack([getattr(each, name).to(device) for each in terms])) for name in names},
-        layers=chosen,
-        visible=cut(visible.to(device)),
-        splits=tuple(split for layer in chosen if (split := splits[layer]) is not None),
-        caps=tuple(family.cap(modules[layer]) for layer in chosen),
-    )
-
-
-def _table_part(model: SequenceModel, module: Any, share: Tensor) -> QueriesAndKeys:
-    """Return the part of queries and keys that is linear in the position table."""
-    query, key = queries_and_keys(model, module, share)
-    query_bias, key_bias = queries_and_keys(model, module, torch.zeros_like(share))
-    return query - query_bias, key - key_bias
-
-
-@contextmanager
-def _captured_table(absolute: AbsoluteInput | None) -> Iterator[list[Tensor]]:
-    """Collect the rows that a model looks up in its table of positions, then the embeddings before their layer norm."""
-    captured: list[Tensor] = []
-    modules = [absolute.table, absolute.norm] if absolute is not None else []
-    with hooked(modules, lambda _, args, kwargs: captured.append(args[0])):
-        yield captured
+    cut: Any = 0 if single else slice(sequences)
+    parts = {name: torch.stack([vars(each)[name].to(device) for each in terms])[:, cut] for name in vars(terms[0])}
+    caps = tuple(family.cap(modules[layer]) for layer in chosen)
+    split_by = tuple(split for layer in chosen if (split := splits[layer]) is not None)
+    return Decomposition(**parts, layers=chosen, visible=visible.to(device)[:, cut], splits=split_by, caps=caps)
 
 
 def _table_share(absolute: AbsoluteInput, rows: Tensor, summed: Tensor) -> Tensor:

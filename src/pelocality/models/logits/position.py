@@ -11,18 +11,12 @@ from tqdm import tqdm
 from pelocality._toeplitz import toeplitz
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inference import forget_longest_input, inference
-from pelocality.models._weights import embedding_weight, loaded
+from pelocality.models._weights import embedding_weight, loaded, position_parts
+from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.inputs.words import choose_words
 from pelocality.models.layers import requested_layers
-from pelocality.models.logits.content import ByDistance, Content, batches_of, mean_content
-from pelocality.models.logits.terms import (
-    capped,
-    captured_inputs,
-    known_logits,
-    logit_terms,
-    position_parts,
-    queries_and_keys,
-)
+from pelocality.models.logits.content import ByDistance, Content, mean_content
+from pelocality.models.logits.terms import capped, captured_inputs, known_logits, logit_terms, queries_and_keys
 from pelocality.models.measuring.result import interval_of, metric_of
 from pelocality.models.sequence_model import SequenceModel
 
@@ -131,16 +125,16 @@ class PositionalLogits:
         values = []
         by_layer = _logits(self._by_distance, content, self.method)
         for logits, cap, seen in zip(by_layer, self.caps, self.visible_distances, strict=True):
-            matrices = capped(toeplitz(logits, self.length)[None], [cap])[0]
+            matrices = capped(toeplitz(logits[None], self.length), [cap])
             values.append(function(masked_softmax(matrices, toeplitz(seen[None], self.length))))
-        return torch.stack(values)
+        return torch.cat(values)
 
     def __repr__(self) -> str:
         heads = (self.table if self.relative is None else self.relative).shape[1]  # type: ignore[union-attr]
         of = "exact" if self.content is None else f"mean content of {len(self.content.tokens)} texts"
         of = f"average over {len(self.words)} words" if self.words else of
-        causal = ", causal" if self.causal else ""
-        return f"PositionalLogits({len(self.layers)} layers x {heads} heads, n = {self.length}, {of}{causal})"
+        of += ", causal" if self.causal else ""
+        return f"PositionalLogits({len(self.layers)} layers x {heads} heads, n = {self.length}, {of})"
 
 
 def positional_logits(
@@ -230,35 +224,27 @@ def positional_logits(
         torch.Size([2, 2, 1999])
     """
     model = SequenceModel.of(model)
-    if model.has_positions:
+    if model.positions_of(length) is not None:
         raise ValueError(f"positional_logits need tokens on a line, but {model} has positions; pass the model itself")
     family, base = known_logits(model), model.module
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)
-    with inference(base), loaded(base, [modules[0], *position_parts(model)]):
-        table, biased = family.absolute(base) is not None, family.relative_bias(base, modules[0], 1) is not None
-        content_terms = (family.rotation, family.relative_keys, family.relative_queries)
-        with_content = any(term(base, modules[0], 1) is not None for term in content_terms)
+    absolute = family.absolute(base)
+    with inference(base), loaded(base, [modules[0], *position_parts(base, absolute)]):
+        table, biased = absolute is not None, family.relative_bias(base, modules[0], 1) is not None
+        terms = (family.rotation, family.relative_keys, family.relative_queries)
+        with_content = any(term(base, modules[0], 1) is not None for term in terms)
         if not (table or biased or with_content):
             raise ValueError(f"{model} has no known positional terms in its logits")
         closed = range(1) if table and not biased else range(len(modules))
-        reason = "which read a sum of words and positions; use layers=[0], or positional_attention"
-        chosen = requested_layers(layers, closed, len(modules), reason)
+        chosen = requested_layers(layers, closed, len(modules), "without a closed form; use layers=[0]")
         method: Method = "exact"
         if with_content and not table:  # XLNet's bias is of no content
             method = "texts" if texts is not None else "exact" if biased else "words"
         ids, names = choose_words(model, tokenizer, words, seed) if method == "words" else ((), ())
         content = None
         if method == "texts":
-            batches = batches_of(
-                model,
-                texts or (),
-                tokenizer,
-                special_tokens=special_tokens,
-                without_first=without_first,
-                batch_size=batch_size,
-                progress=progress,
-            )
+            batches = TextBatches(model, texts or (), tokenizer, special_tokens, without_first, batch_size, progress)
             content = mean_content(model, batches, chosen)
             forget_longest_input(base)  # the logits have the angles of `length` alone
         elif method == "words":
@@ -273,22 +259,11 @@ def positional_logits(
         else:
             for layer in bar:
                 by_distance += [ByDistance.of(model, modules[layer], length, *by_distance[-1:])]
-            for place, logits in enumerate(_logits(by_distance, content, method)):
-                relative = logits.new_empty(len(chosen), *logits.shape) if relative is None else relative
-                relative[place] = logits
-    visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen])
-    return PositionalLogits(
-        relative=relative,
-        layers=chosen,
-        visible_distances=visible.to(model.device),
-        method=method,
-        caps=tuple(family.cap(modules[layer]) for layer in chosen),
-        table=matrix,
-        content=content,
-        words=names,
-        word_ids=ids,
-        _by_distance=() if content is None else tuple(by_distance),
-    )
+            relative = torch.stack(list(_logits(by_distance, content, method)))
+    caps = tuple(family.cap(modules[layer]) for layer in chosen)
+    visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen]).to(model.device)
+    of_content = (content, names, ids, () if content is None else tuple(by_distance))
+    return PositionalLogits(relative, chosen, visible, method, caps, matrix, *of_content)
 
 
 def _logits(by_distance: Sequence[ByDistance], content: Content | None, method: Method) -> Iterator[Tensor]:
@@ -304,13 +279,12 @@ def _logits(by_distance: Sequence[ByDistance], content: Content | None, method: 
 
 def _with_table(model: SequenceModel, module: Any, first: bool, length: int) -> Tensor:
     """Return a layer's logits without content, (head, n, n): for word embeddings of zero, or its relative bias."""
-    base, dtype = model.module, model.dtype
-    with loaded(base, [module]):
-        if not first:
-            bias = model.family.relative_bias(base, module, length)
-            assert bias is not None
-            return toeplitz(bias.to(model.device, torch.promote_types(dtype, torch.float32)), length)
-        width = embedding_weight(base).shape[1]
+    if not first:
+        bias = ByDistance.of(model, module, length).bias
+        assert bias is not None
+        return toeplitz(bias, length)
+    zeros = torch.zeros(1, length, embedding_weight(model.module).shape[1], dtype=model.dtype, device=model.device)
+    with loaded(model.module, [module]):
         with captured_inputs(model) as hidden:
-            model.run({"inputs_embeds": torch.zeros(1, length, width, dtype=dtype, device=model.device)})
+            model.run({"inputs_embeds": zeros})
         return logit_terms(model, module, queries_and_keys(model, module, hidden[0])).logits[0].to(model.device)

@@ -43,11 +43,8 @@ def known_logits(model: SequenceModel) -> KnownLogits:
             the logits, with the reason.
     """
     family = known_projections(model)
-    if any(not bias.is_rotation for bias in model.encodings):
-        advice = "measure both with positional_attention, or remove it with attached(model).remove()"
-        raise ValueError(f"{model} has an attached encoding, which is not part of the model's logits; {advice}")
-    if any(bias.encoding.heads > 1 for bias in model.encodings):
-        raise ValueError(f"the heads of {model} have rotations of their own; use positional_attention")
+    if any(not bias.is_rotation or bias.encoding.heads > 1 for bias in model.encodings):
+        raise ValueError(f"{model} has an attached encoding, which its logits lack; use positional_attention")
     return family
 
 
@@ -62,34 +59,14 @@ def known_projections(model: SequenceModel) -> KnownLogits:
         raise ValueError(f"the logits of {model} are not known; known model types: {', '.join(known_families())}")
     if reason := family.why_not_measured(model.module):
         raise ValueError(f"the attention of {model} is not a softmax of its logits: {reason}")
-    if _are_replaced(model):
-        raise _error_of_replaced(model)
-    return family
-
-
-def _are_replaced(model: SequenceModel) -> bool:
-    """Return whether the attention modules may not be those of the family.
-
-    Other libraries put modules of their own in their places (TransformerLens's bridge, for one).
-    """
-    blocks = blocks_of(model.module)
-    layers = model.family.attention_layers(model.module)
+    # other libraries put modules of their own in the places of the family's (TransformerLens's bridge, for one)
+    blocks, layers = blocks_of(model.module), family.attention_layers(model.module)
     own = [each for each in layers if any(c.__module__.startswith("transformers.") for c in type(each).__mro__)]
     inside = {module for each in own for module in each.modules()}
-    without = [block for block in blocks if inside.isdisjoint(block.modules())]
-    return not own or bool(without) or len(own) < len(layers) or not blocks.keys().isdisjoint(own)
-
-
-def _error_of_replaced(model: SequenceModel) -> ValueError:
-    """Return the error for a model with other attention modules than those of its family."""
-    return ValueError(f"the logits of {model} are not known: its attention modules were replaced by others")
-
-
-def position_parts(model: SequenceModel) -> list[nn.Module]:
-    """Return the modules other than attention whose weights are read directly."""
-    absolute = model.family.absolute(model.module)
-    tables: list[nn.Module] = [module for module in model.module.modules() if isinstance(module, nn.Embedding)]
-    return tables if absolute is None else [*tables, absolute.norm]
+    every_block_has_one = own and not any(inside.isdisjoint(block.modules()) for block in blocks)
+    if not every_block_has_one or len(own) < len(layers) or not blocks.keys().isdisjoint(own):
+        raise ValueError(f"the logits of {model} are not known: its attention modules were replaced by others")
+    return family
 
 
 @contextmanager
@@ -107,7 +84,7 @@ def captured_inputs(
     with hooked(layers, collect):
         yield collected
     if len(collected) != len(layers):  # modules that are held by others in their places, and not called
-        raise _error_of_replaced(model)
+        raise ValueError(f"the logits of {model} are not known: its attention modules were replaced by others")
 
 
 def queries_and_keys(model: SequenceModel, module: Any, hidden: Tensor) -> QueriesAndKeys:
@@ -138,30 +115,28 @@ def logit_terms(
     """
     family, base = model.family, model.module
     query, key = content
-    length = query.shape[-2]
-    scaling = family.scaling(module)
+    length, scaling = query.shape[-2], family.scaling(module)
     query_p, key_p = position if position is not None else (torch.zeros_like(query), torch.zeros_like(key))
-    rotation = family.rotation(base, module, length)
-    if rotation is not None:
+    if (rotation := family.rotation(base, module, length)) is not None:
         cos, sin = (angles.to(query.device) for angles in rotation)
         query, key, query_p, key_p = (rotated(x, cos, sin) for x in (query, key, query_p, key_p))
 
     keys, queries = family.relative_keys(base, module, length), family.relative_queries(base, module, length)
 
     def by_query(states: Tensor) -> Tensor | float:
-        return 0.0 if keys is None else along_queries(states @ keys.to(states).transpose(-1, -2))
+        return 0.0 if keys is None else along_queries(states @ keys.to(states).mT)
 
     def by_key(states: Tensor) -> Tensor | float:
-        return 0.0 if queries is None else along_keys(states @ queries.to(states).transpose(-1, -2))
+        return 0.0 if queries is None else along_queries((states @ queries.to(states).mT).flip(-1)).mT
 
     content_bias, bias = family.content_bias(module), family.relative_bias(base, module, length)
     segments = None if token_type_ids is None else family.segment_logits(module, query, token_type_ids)
-    of_content = (query if content_bias is None else query + content_bias[:, None]) @ key.transpose(-1, -2)
-    of_position = query_p @ key_p.transpose(-1, -2) + by_query(query_p) + by_key(key_p)
+    of_content = (query if content_bias is None else query + content_bias[:, None]) @ key.mT
+    of_position = query_p @ key_p.mT + by_query(query_p) + by_key(key_p)
     return Terms(
         content=scaling * (of_content if segments is None else of_content + segments),
-        content_to_position=scaling * (query @ key_p.transpose(-1, -2) + by_query(query)),
-        position_to_content=scaling * (query_p @ key.transpose(-1, -2) + by_key(key)),
+        content_to_position=scaling * (query @ key_p.mT + by_query(query)),
+        position_to_content=scaling * (query_p @ key.mT + by_key(key)),
         position=scaling * of_position + (0.0 if bias is None else toeplitz(bias.to(query), length)),
     )
 
@@ -178,11 +153,6 @@ def along_queries(scores: Tensor) -> Tensor:
     position = torch.arange(scores.shape[-2], device=scores.device)
     index = position[None, :] - position[:, None] + len(position) - 1
     return scores.gather(-1, index.expand(*scores.shape[:-1], -1))
-
-
-def along_keys(scores: Tensor) -> Tensor:
-    """Gather each key's score at each query's distance j - i: (batch, head, n, 2n - 1) -> (batch, head, n, n)."""
-    return along_queries(scores.flip(-1)).transpose(-1, -2)
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

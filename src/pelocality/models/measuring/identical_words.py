@@ -122,22 +122,8 @@ def positional_attention(
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     sums.add_processes(counts=bool(starts))
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
-    source = provenance(
-        model,
-        sums.visible,
-        special_tokens=special_tokens,
-        words=probe.names,
-        word_ids=probe.ids,
-        seed=count("seed", seed, 0) if isinstance(words, int | np.integer) else None,
-        prefix=probe.prefix,
-        equal_states=equal_states,
-    )
-    return PositionalAttention(
-        attention=mean,
-        per_sample=sums.per_word,
-        layers=requested,
-        source=source,
-        visible=None if bool(sums.visible.all()) else sums.visible,
-        other_layers=attending.others,
-        positions=places,
-    )
+    visible = None if bool(sums.visible.all()) else sums.visible
+    drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}
+    fed = {"words": probe.names, "word_ids": probe.ids, "prefix": probe.prefix, "special_tokens": special_tokens}
+    source = provenance(model, sums.visible, equal_states=equal_states, **fed, **drawn)
+    return PositionalAttention(mean, sums.per_word, requested, source, visible, attending.others, places)

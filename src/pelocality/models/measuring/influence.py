@@ -1,11 +1,9 @@
 """The influence of each position on the hidden states at each other: locality and symmetry without attention."""
 
-import functools
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,31 +65,23 @@ class Influence(SequenceModel):
         """Pass the influence in each layer to a callback, as the attention of one head.
 
         Raises:
-            ValueError: The model fails, or an operation of it has no derivative; the message names it.
+            ValueError: The model fails, or an operation of it has no derivative.
         """
-        try:
-            with inference(self.module), self.observable(), _differentiable(self.module):
-                by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            raise self.unprobed(_reason(error)) from error
+        with self.explaining(inputs), inference(self.module), self.observable(), _differentiable(self.module):
+            by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
         for parts in zip(*by_text, strict=True):
             n = max(len(matrix) for _, matrix in parts)
             padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
             weights = torch.stack(padded)[:, None]
             visible = torch.ones_like(weights, dtype=torch.bool)
-            if hides_future(weights > 0):  # other zeros are no mask: influence from far away may underflow
-                visible = visible.tril()
-            use(Attention(parts[0][0], weights, visible, False))
+            # other zeros than the future's are no mask: influence from far away may underflow
+            use(Attention(parts[0][0], weights, visible.tril() if hides_future(weights > 0) else visible, False))
 
     def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
         """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
-        places = _Places.of(self, inputs)
-        states, n = places.states, places.length
+        blocks, states, n, run = _layers_and_run(self, inputs)
         if length not in (None, n) and self.content is not None:
-            advice = "measure text instead, with without_first= for tokens before the input"
-            raise ValueError(f"its hidden states have {n} positions for an input of {length}; {advice}")
+            raise ValueError(f"its hidden states have {n} positions for an input of {length}; give texts")
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
@@ -100,7 +90,6 @@ class Influence(SequenceModel):
         drawn = torch.randn(n, width, self.directions, generator=generator, dtype=torch.float64, device="cpu")
         directions = torch.linalg.qr(drawn).Q.to(states)  # (n, d, k): orthonormal at each position
 
-        run = functools.partial(places.run, self, inputs)
         derivative = _derivative(run, states)
 
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
@@ -109,38 +98,30 @@ class Influence(SequenceModel):
             return tuple(_by_position(each, n).square().sum(-1) for each in changes)
 
         if not self._compared and states.dtype in (torch.float32, torch.float64):
-            tangent = directions[..., 0].reshape(states.shape)
-            _compare(run, states, tangent, derivative(tangent)[-1])
+            _compare(run, states, directions[..., 0].reshape(states.shape), derivative)
             self._compared = True
         size = max(1, _AT_A_TIME // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
-        every = torch.arange(n * self.directions, device=states.device)
-        for pairs in torch.tensor_split(every, [*range(size, len(every), size)]):
+        for pairs in torch.arange(n * self.directions, device=states.device).split(size):  # type: ignore[no-untyped-call]
             number, position = pairs // n, pairs % n
             tangents = torch.zeros(len(pairs), n, width, dtype=states.dtype, device=states.device)
             tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
             rows.append(_mapped(squares, tangents))
-        layers: list[tuple[Block | None, Tensor]] = []
-        for block, parts in zip(places.layers, zip(*rows, strict=True), strict=True):
-            total = torch.cat(parts).reshape(-1, n, n).mean(0).T  # (query, key)
-            mass = total.sum(-1, keepdim=True)
-            if bool((mass == 0).any()):
-                where = f"the hidden states at position {int(mass.argmin())} of layer {len(layers)}"
-                raise ValueError(f"{where} depend on no input embedding: a part of it has no derivative")
-            layers.append((block, total / mass))
-        return layers
+        totals = [torch.cat(parts).reshape(-1, n, n).mean(0).T for parts in zip(*rows, strict=True)]  # (query, key)
+        masses = [total.sum(-1, keepdim=True) for total in totals]
+        if any(bool((mass == 0).any()) for mass in masses):
+            raise ValueError("some of its hidden states depend on no input embedding: a part of it has no derivative")
+        return [(block, total / mass) for block, total, mass in zip(blocks, totals, masses, strict=True)]
 
 
-def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
+def _compare(run: _Map, states: Tensor, tangent: Tensor, derivative: _Map) -> None:
     """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
-    differences = []
+    differences, change = [], derivative(tangent)[-1]
     for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
         ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
         differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
-    off = min(differences)
-    if not off <= _FAR:
-        reason = "a part of it has no derivative (rounding of quantised weights, detach), or is random"
-        raise ValueError(f"its derivative is {off:.2g} of the largest off that of finite differences: {reason}")
+    if not min(differences) <= _FAR:
+        raise ValueError("its derivative is not that of finite differences: a part has none (rounding, detach)")
 
 
 def influence(
@@ -201,7 +182,7 @@ def influence(
     Raises:
         TypeError: As for these, or an `AttentionFunction`, which has no hidden states.
         ValueError: As for these, a model that mixes no positions or returns other numbers of them, more directions than
-            dimensions, or an operation that has no derivative in forward mode and none of its gradient, which is named.
+            dimensions, or an operation that has no derivative in forward mode and none of its gradient.
 
     Examples:
         >>> from transformers import MambaConfig, MambaModel, logging
@@ -221,93 +202,72 @@ def influence(
     return text_average(view, texts, tokenizer=tokenizer, **options)
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where the derivatives of a model on one text are taken.
+def _layers_and_run(model: SequenceModel, inputs: Any) -> tuple[tuple[Block | None, ...], Tensor, int, _Map]:
+    """Return what the derivatives of a model on one text are taken of, found in one run.
 
-    Attributes:
-        source: The module that gives the embeddings, or the first one that reads them.
-        reads: Whether the source reads the embeddings: its output is not replaced, but its input.
-        outputs: The modules whose outputs are the layers' hidden states.
-        layers: The block of each layer, None for a model without blocks.
-        states: The embeddings of the text.
-        length: The number of positions n.
+    Returns:
+        The block of each layer (None for a model without blocks), the embeddings of the text, the number of positions
+        n, and a function that runs the model with other embeddings and returns the hidden states of each layer.
     """
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
+    embedded: list[tuple[nn.Module, Tensor]] = []
+    ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read
+    output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
 
-    source: nn.Module
-    reads: bool
-    outputs: tuple[nn.Module, ...]
-    layers: tuple[Block | None, ...]
-    states: Tensor
-    length: int
+    def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        read, states = _hidden((args, kwargs)), _hidden(result)
+        if module is model.module:
+            output.append((read, states))
+        if module in blocks and read is not None and states is not None and read.shape == states.shape:
+            ran.append((module, read))
+        first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
+        reads_ids = module is embeddings or (embeddings is None and ids is not None and _equal(first, ids))
+        if ids is not None and states is not None and states is result and reads_ids:
+            embedded.append((module, result))
 
-    @classmethod
-    def of(cls, model: SequenceModel, inputs: Any) -> "_Places":
-        """Return the places of a model, found in one run."""
-        ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-        blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
-        embedded: list[tuple[nn.Module, Tensor]] = []
-        ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read
-        output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
+    modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
+    with hooked(modules, after=note, last=True):
+        model.run(inputs)
+    n = None if ids is None else ids.shape[1]
+    ran = [(block, read) for block, read in ran if n is None or n in (read.shape[-2], read.shape[0])]
+    lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
+    ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
+    outputs = tuple(block for block, _ in ran) or (model.module,)
+    first, returned = (ran[0][1], ran[-1][1]) if ran else output[-1]
+    source, states = embedded[0] if embedded else (outputs[0], first)
+    if states is None or returned is None:
+        raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
+    n = states.shape[-2] if n is None else n
+    placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
+    if not placed or n not in (returned.shape[-2], returned.shape[0]):
+        raise ValueError(f"its hidden states are {tuple(states.shape)}, then {tuple(returned.shape)}, not (1, {n}, d)")
+    states = states.clone(memory_format=torch.contiguous_format)
 
-        def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            read, states = _hidden((args, kwargs)), _hidden(result)
-            if module is model.module:
-                output.append((read, states))
-            if module in blocks and read is not None and states is not None and read.shape == states.shape:
-                ran.append((module, read))
-            if ids is None or states is None or states is not result:
-                return
-            first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-            if module is embeddings or (embeddings is None and _equal(first, ids)):
-                embedded.append((module, result))
-
-        modules = (each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule))
-        with hooked(modules, after=note, last=True):
-            model.run(inputs)
-        n = None if ids is None else ids.shape[1]
-        ran = [(block, read) for block, read in ran if n is None or n in (read.shape[-2], read.shape[0])]
-        lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
-        ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
-        outputs = tuple(dict.fromkeys(block for block, _ in ran)) or (model.module,)
-        first, returned = (ran[0][1], ran[-1][1]) if ran else output[-1]
-        source, states = embedded[0] if embedded else (outputs[0], first)
-        if states is None or returned is None:
-            raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
-        n = states.shape[-2] if n is None else n
-        placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
-        if not placed or n not in (returned.shape[-2], returned.shape[0]):
-            shapes = f"shapes {tuple(states.shape)} and {tuple(returned.shape)}, not (1, {n}, d)"
-            raise ValueError(f"its hidden states have {shapes}; does it pad texts of this length, or read a grid?")
-        numbers = tuple(blocks[block] for block, _ in ran) or (None,)
-        return cls(source, not embedded, outputs, numbers, states.clone(memory_format=torch.contiguous_format), n)
-
-    def run(self, model: SequenceModel, inputs: Any, states: Tensor) -> tuple[Tensor, ...]:
-        """Return the hidden states of each layer for other embeddings."""
+    def run(others: Tensor) -> tuple[Tensor, ...]:
         layers: list[Any] = []
         replaced: list[nn.Module] = []
 
         def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
-            if replaced and not (result and _equal(result[0], self.states)):  # the same tokens may be embedded again
+            if replaced and not (result and _equal(result[0], states)):  # the same tokens may be embedded again
                 return None
             replaced.append(module)
             if result:
-                return states
+                return others
             read = _hidden((args, kwargs))
-            swapped = {name: states if each is read else each for name, each in kwargs.items()}
-            return tuple(states if each is read else each for each in args), swapped
+            swapped = {name: others if each is read else each for name, each in kwargs.items()}
+            return tuple(others if each is read else each for each in args), swapped
 
-        def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-            layers.append(_hidden(result))
-
-        before, after = (replace, None) if self.reads else (None, replace)
         with ExitStack() as stack:
-            if after:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
-                stack.enter_context(changed(self.source, "_forward_hooks", OrderedDict()))
-            stack.enter_context(hooked([self.source], before, after, last=True))
-            stack.enter_context(hooked(self.outputs, after=note, last=True))
+            if embedded:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
+                stack.enter_context(changed(source, "_forward_hooks", OrderedDict()))
+            before, after = (None, replace) if embedded else (replace, None)
+            stack.enter_context(hooked([source], before, after, last=True))
+            stack.enter_context(hooked(outputs, after=lambda *call: layers.append(_hidden(call[-1])), last=True))
             model.run(inputs)
         return tuple(layers)
+
+    return tuple(blocks[block] for block, _ in ran) or (None,), states, n, run
 
 
 def _equal(one: Any, other: Tensor) -> bool:
@@ -319,14 +279,11 @@ def _derivative(run: _Map, states: Tensor) -> _Map:
     """Return the derivative in a direction: in forward mode, or where an operation has none, in backward mode twice."""
 
     def forward(tangent: Tensor) -> tuple[Tensor, ...]:
-        changes: tuple[Tensor, ...] = torch.func.jvp(run, (states,), (tangent,))[1]
-        return changes
+        return torch.func.jvp(run, (states,), (tangent,))[1]  # type: ignore[no-any-return]
 
     try:
         forward(torch.zeros_like(states))
         return forward
-    except torch.OutOfMemoryError:
-        raise
     except Exception as no_forward_mode:
         try:
             return _backward_twice(run, states)
@@ -366,22 +323,17 @@ def _by_position(states: Tensor, length: int) -> Tensor:
 def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> tuple[Tensor, ...]:
     """Return what a function gives for each member of a batch, at once where its operations can be batched."""
     try:
-        together: tuple[Tensor, ...] = torch.vmap(function)(batch)
-        return together
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # operations without a batching rule raise errors of many types
+        return torch.vmap(function)(batch)
+    except Exception:  # operations without a batching rule raise errors of many types; one at a time takes less memory
         return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
 
 
 def _texts(inputs: Any) -> Iterator[Any]:
     """Yield each text of a batch alone, without padding."""
-    texts = texts_of(inputs)
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) and "input_ids" in inputs else None
+    texts, masked = texts_of(inputs), isinstance(inputs, Mapping) and {"input_ids", "attention_mask"} <= inputs.keys()
     for row in range(texts):
         one = map_tensors(inputs, lambda each: each[row : row + 1] if each.ndim and len(each) == texts else each)  # noqa: B023
-        n = None if mask is None else int(mask[row].sum())
-        yield one if n is None else {name: each[:, :n] for name, each in one.items()}
+        yield {name: each[:, : int(one["attention_mask"].sum())] for name, each in one.items()} if masked else one
 
 
 @contextmanager
@@ -398,16 +350,3 @@ def _differentiable(module: nn.Module) -> Iterator[None]:
         stack.enter_context(plain_torch())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield
-
-
-def _reason(error: Exception) -> str:
-    """Return why derivatives of a model cannot be taken, with the operation that has none."""
-    if isinstance(error, ValueError):
-        return str(error)
-    traceback = error.__traceback__
-    while traceback is not None:  # torch does not name a torch.autograd.Function
-        called = traceback.tb_frame.f_locals.get("cls")
-        if isinstance(called, type) and issubclass(called, torch.autograd.Function):
-            return f"{called.__name__} has no derivative in forward mode (a torch.autograd.Function without jvp)"
-        traceback = traceback.tb_next
-    return f"it fails with {type(error).__name__}: {str(error).partition(chr(10))[0]}"

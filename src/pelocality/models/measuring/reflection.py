@@ -86,8 +86,8 @@ def reflection_gap(
         inputs.pop("attention_mask", None)
     position = torch.arange(ids.shape[1], device=ids.device)
     order = torch.where(tokens, tokens.sum(1, keepdim=True) - 1 - position, position)
-    forward = _hidden_states(model, inputs)
-    backward = _hidden_states(model, {name: each.gather(1, order) for name, each in inputs.items()})
+    forward = model.outputs(inputs).last_hidden_state
+    backward = model.outputs({name: each.gather(1, order) for name, each in inputs.items()}).last_hidden_state
     backward = backward.gather(1, order[..., None].expand_as(backward))
     difference, one, other = (
         torch.linalg.vector_norm(on_float64_device(torch.where(tokens[..., None], states, 0)).double(), dim=(1, 2))
@@ -95,11 +95,3 @@ def reflection_gap(
     )
     total = one + other
     return torch.where(total == 0, 0, difference / total)  # two outputs of zeros are equal
-
-
-def _hidden_states(model: SequenceModel, inputs: dict[str, Tensor]) -> Tensor:
-    """Return the last hidden states, (batch, n, d)."""
-    states = getattr(model.outputs(inputs), "last_hidden_state", None)
-    if not isinstance(states, Tensor):
-        raise ValueError(f"{model} returns no last_hidden_state, whose reflection could be compared")
-    return states

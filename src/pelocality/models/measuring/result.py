@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import pandas as pd
 import torch
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pelocality import metrics as _metrics
-from pelocality._checks import check_choice, nearest
+from pelocality._checks import check_choice
 from pelocality._display import DisplayMixin
 from pelocality.metrics import Measurement
 from pelocality.metrics.published import measurement
@@ -94,25 +94,15 @@ class AveragedAttention(DisplayMixin):
             others = ", ".join(f"{layer} {what}" for layer, what in self.other_layers.items())
             notes.append(f"layers that are not measured: {others}")
         if self.positions is not None:
-            axes = self.positions.dimensions
-            coordinates = f"{axes} coordinate{'s' if axes > 1 else ''}"
-            notes.append(f"distance is by positions of {coordinates}, not by the order of the tokens")
+            notes.append(f"distance is by positions of {self.positions.dimensions} coordinates, not by order")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if self.source.directions:
             own = self.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
-            share = f"{float(own.min()):.0%} to {float(own.max()):.0%} of it, by layer, is a position's own"
-            notes.append(f"influence over depth: {share}, most of this through residual connections")
+            notes.append(f"influence over depth: {float(own.min()):.0%} to {float(own.max()):.0%} is a position's own")
         if "learned_sink" in self.per_sample:
-            rows = "rows are renormalised without them; names in _with_sink are of the rows as they are"
-            notes.append(f"learned sinks: {rows}")
+            notes.append("learned sinks: rows are renormalised without them, except of names in _with_sink")
         return tuple(notes)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            metric = "" if metric_of(name) is None else f"; call {name}(result), or read its to_frame()"
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{metric}")
 
     def interval(self, metric: str = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the t interval over words or texts for the mean of a metric.
@@ -165,17 +155,19 @@ class AveragedAttention(DisplayMixin):
         if by == "head":
             index = pd.MultiIndex.from_product([self.layers, range(heads)], names=["layer", "head"])
         columns: dict[str, Tensor] = {}
-        chosen = self._shown() if metrics is None else [metrics] if isinstance(metrics, str) else metrics
-        for name in chosen:
-            function = metrics[name] if isinstance(metrics, Mapping) else None
-            if function is None and name in self.per_sample:
+        for name in self._shown() if metrics is None else [metrics] if isinstance(metrics, str) else metrics:
+            function = metrics[name] if isinstance(metrics, Mapping) else metric_of(name)
+            if not isinstance(metrics, Mapping) and name in self.per_sample:
                 samples = self.per_sample[name]
                 samples = samples.mean(-1, keepdim=True) if by == "layer" else samples
                 low, high = interval_of(samples, confidence)
                 columns |= {name: samples.mean(0), f"{name}_low": low, f"{name}_high": high}
-            of_mean = self._of_mean(name, function)
-            if of_mean is not None:
-                columns[f"{name}_of_mean"] = of_mean
+            elif function is None:
+                check_choice("metrics", name, [*self.per_sample, *filter(metric_of, dir(_metrics))])
+            if function is not None:
+                columns[f"{name}_of_mean"] = function(self)
+                if getattr(columns[f"{name}_of_mean"], "shape", None) != self.attention.shape[:2]:
+                    raise ValueError(f"metrics must give one number per matrix, (layer, head), which {name} does not")
         columns |= self._more_columns()
         if by == "layer":
             columns = {name: each.mean(-1) for name, each in columns.items()}
@@ -194,20 +186,6 @@ class AveragedAttention(DisplayMixin):
         """Return further columns of the table, (layer, head) each."""
         return {}
 
-    def _of_mean(self, name: str, function: Callable[..., Tensor] | None) -> Tensor | None:
-        """Return a metric of the mean matrix, (layer, head); None for the name of a share."""
-        function = function or metric_of(name)
-        if function is None and name in self.per_sample:
-            return None
-        if function is None:
-            names = [*self.per_sample, *dir(_metrics)]
-            advice = f"a function, a metric of pelocality.metrics, or one of {', '.join(self.per_sample)}"
-            raise ValueError(f"metrics holds {name!r}, which is not {advice}{nearest(name, names)}")
-        value = function(self)
-        if getattr(value, "shape", None) != self.attention.shape[:2]:
-            raise ValueError(f"metrics must give one number per matrix, (layer, head), which {name} does not")
-        return value
-
     def save(self, path: str | Path) -> None:
         """Write the result to one safetensors file, with the provenance as JSON in its header.
 
@@ -222,11 +200,8 @@ class AveragedAttention(DisplayMixin):
             "other_layers": list(self.other_layers.items()),
             "positions": None if self.positions is None else self.positions.configuration(),
         }
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            path,
-            metadata={f"pelocality.{type(self).__name__}": json.dumps(header)},
-        )
+        metadata = {f"pelocality.{type(self).__name__}": json.dumps(header)}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -249,9 +224,7 @@ class AveragedAttention(DisplayMixin):
         if text is None:
             raise ValueError(f"{path} is not a saved {cls.__name__}; write one with result.save(path)")
         header = json.loads(text)
-        source: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in header["source"].items()
-        }
+        source: Any = {k: tuple(each) if isinstance(each, list) else each for k, each in header["source"].items()}
         names = [name for name in tensors if name.startswith("per_sample.")]
         per_sample = {name.removeprefix("per_sample."): tensors.pop(name) for name in names}
         return cls(
@@ -299,24 +272,16 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            states = "every position holds the same hidden state in every layer"
-            advice = "measure with prefix=True, or text with text_average"
-            alone = f"{states}, so each layer shows only the positions it adds itself; {advice}"
-            notes.append(f"relative positions alone: {alone}")
-            distance = self._distance_from_uniform()
-            if flat := [str(layer) for layer, far in distance.items() if far < _UNIFORM]:
-                within = f"uniform over the visible keys (within {_UNIFORM:.0%}): layers {', '.join(flat)}"
-                notes.append(f"{within}; their attention on text may differ")
-            if none := [str(layer) for layer, far in distance.items() if far < _NO_POSITIONS]:
+            notes.append("relative positions alone, so each layer shows only those it adds itself; use prefix=True")
+            visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
+            uniform = visible / visible.sum(-1, keepdim=True)
+            far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1).amax(-1) / 2  # of the least uniform head
+            distance = list(zip(map(str, self.layers), far.tolist(), strict=True))
+            if flat := [layer for layer, far in distance if far < _UNIFORM]:
+                notes.append(f"uniform (within {_UNIFORM:.0%}), on text maybe not: layers {', '.join(flat)}")
+            if none := [layer for layer, far in distance if far < _NO_POSITIONS]:
                 notes.append(f"layers that add no positions: {', '.join(none)}")
         return tuple(notes)
-
-    def _distance_from_uniform(self) -> dict[int, float]:
-        """Return by layer how far its least uniform head is from uniform, in total variation, from 0 to 1."""
-        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
-        uniform = visible / visible.sum(-1, keepdim=True)
-        far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1) / 2  # (layer, head)
-        return dict(zip(self.layers, far.amax(-1).tolist(), strict=True))
 
     def _samples(self) -> str:
         number, sample = len(self.source.words), "word" if self.source.word_ids else "sample"

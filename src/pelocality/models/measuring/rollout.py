@@ -73,8 +73,7 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
     if result.source.directions or result.source.residual is not None:
         raise ValueError("result is over depth already: an influence or a rollout; give the attention of all layers")
     if result.other_layers or list(result.layers) != list(range(len(result.layers))):
-        advice = "measure without layers=; if other layers do not attend, use influence"
-        raise ValueError(f"result must hold all layers from 0 on, in their order, got {list(result.layers)}; {advice}")
+        raise ValueError(f"result must hold all layers from 0 on, got {list(result.layers)}; or use influence")
     mean = result.attention.mean(1)  # (layer, n, n)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     visible = mean > 0 if result.visible is None else result.visible.to(mean.device)
@@ -82,12 +81,6 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
     for layer, sees in zip(mean, visible, strict=True):
         product.append(((1 - share) * layer + share * identity) @ product[-1])
         seen.append((((sees + identity) @ seen[-1]) > 0).to(mean))
-    every = torch.stack(seen[1:]) > 0
-    return Rollout(
-        attention=torch.stack(product[1:])[:, None],
-        per_sample={},
-        layers=result.layers,
-        source=replace(result.source, residual=share),
-        visible=None if bool(every.all()) else every,
-        positions=result.positions,
-    )
+    every, source = torch.stack(seen[1:]) > 0, replace(result.source, residual=share)
+    keys, attention = None if bool(every.all()) else every, torch.stack(product[1:])[:, None]
+    return Rollout(attention, {}, result.layers, source, keys, positions=result.positions)

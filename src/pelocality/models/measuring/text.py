@@ -41,28 +41,15 @@ class TextSums:
         self.most, self.first = length, attending.before + without_first
         self.texts = 0
         self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
-        # on the CPU, as not every accelerator has float64
-        self.total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
-        self.squares = torch.zeros_like(self.total)
-        self.rounding, self.uniform = torch.zeros_like(self.total[:, :1]), torch.zeros_like(self.total[:, :1])
-        self.counts = torch.zeros(len(layers), 0, 0, dtype=torch.int64, device="cpu")
-
-    @property
-    def length(self) -> int:
-        """The number of positions of the longest text so far."""
-        return self.counts.shape[-1]
-
-    def _change(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Replace each of the sums."""
-        self.total, self.squares = function(self.total), function(self.squares)
-        self.rounding, self.uniform = function(self.rounding), function(self.uniform)
-        self.counts = function(self.counts)
+        # (layer, head, n, n) or (layer, 1, n, n), on the CPU, as not every accelerator has float64
+        total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
+        self.sums = {"total": total, "squares": total, "rounding": total[:, :1], "uniform": total[:, :1]}
+        self.sums["counts"] = total[:, :1].long()
 
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
-        more = length - self.length
-        if more > 0:
-            self._change(lambda sums: nn.functional.pad(sums, (0, more, 0, more)))
+        if (more := length - self.sums["counts"].shape[-1]) > 0:
+            self.sums = {name: nn.functional.pad(each, (0, more, 0, more)) for name, each in self.sums.items()}
 
     def add(self, number: int, included: Tensor | None, place: int, weights: Tensor, visible: Tensor) -> None:
         """Add the attention to a batch of texts in one layer, and measure each text.
@@ -82,8 +69,7 @@ class TextSums:
         else:
             tokens = included[:, : self.most]
         if bool((runs_of_tokens(tokens) > 1).any()):  # between which distances are not known
-            advice = "pass its parts one by one, or include them with special_tokens=True"
-            raise ValueError(f"a text has special tokens between its words; {advice}")
+            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
         m = tokens.shape[1]
         pairs = tokens[:, :, None] & tokens[:, None, :] & visible[:, :m, :m].cpu()
         if place == 0:  # every layer reads the same texts
@@ -95,11 +81,9 @@ class TextSums:
         # positions are of the tokens that are measured, from the first one on
         first, *_, last = tokens.any(0).nonzero().flatten().tolist()
         positions = self.positions_of(last + 1 - first)
-        part = slice(0, None) if positions is None else slice(first, last + 1)
-        kept = tokens[measured]
-        values = sample_metrics(
-            attention[measured][..., part, part], pairs[measured][:, part, part], kept[:, part], positions
-        )
+        part, kept = slice(0, None) if positions is None else slice(first, last + 1), tokens[measured]
+        attention, pairs = attention[measured][..., part, part], pairs[measured][:, part, part]
+        values = sample_metrics(attention, pairs, kept[:, part], positions)
         values |= self._shares(weights[measured.to(weights.device)], kept, on_line=positions is None)
         self.per_text.setdefault(number, {})[place] = values
 
@@ -117,12 +101,10 @@ class TextSums:
         uniform = pairs[:, None] / keys.clamp(min=1)
         # a row without weight on included keys (it underflowed) has deviation 0
         deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - uniform, 0.0)
-        self.total[place, :, :m, :m] += deviation.sum(0)
-        self.squares[place, :, :m, :m] += deviation.square().sum(0)
         rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
-        self.rounding[place, :, :m, :m] += rounding.square().sum(0)
-        self.uniform[place, :, :m, :m] += uniform.sum(0)
-        self.counts[place, :m, :m] += pairs.sum(0)
+        added = {"total": deviation, "squares": deviation.square(), "rounding": rounding.square(), "uniform": uniform}
+        for name, each in (added | {"counts": pairs[:, None]}).items():
+            self.sums[name][place, :, :m, :m] += each.sum(0)
         return deviation + uniform
 
     def _shares(self, weights: Tensor, tokens: Tensor, *, on_line: bool) -> dict[str, Tensor]:
@@ -132,9 +114,7 @@ class TextSums:
         queries = tokens[:, None] / tokens.sum(1)[:, None, None]
         total = (rows.sum(-1) * queries).sum(-1)
         kept = (rows[..., :m] * tokens[:, None, None]).sum(-1)
-        values = {"cut_share": total - (kept * queries).sum(-1)}
-        if self.sinks:
-            values["learned_sink"] = 1 - total
+        values = {"cut_share": total - (kept * queries).sum(-1)} | ({"learned_sink": 1 - total} if self.sinks else {})
         if self.sinks and on_line:
             cropped = [row[None, :, each][..., each] for row, each in zip(rows[..., :m], tokens, strict=True)]
             as_they_are = [metrics_with_sink(each) for each in cropped]
@@ -143,9 +123,9 @@ class TextSums:
 
     def add_processes(self) -> None:
         """Add the sums and the texts of all other processes, up to the longest text of all."""
-        parts = gathered([(self.length, self.texts, self.per_text)])
+        parts = gathered([(self.sums["counts"].shape[-1], self.texts, self.per_text)])
         self._grow(max(length for length, _, _ in parts))
-        self._change(summed)
+        self.sums = {name: summed(each) for name, each in self.sums.items()}
         self.texts = sum(texts for _, texts, _ in parts)
         self.per_text = {number: layers for *_, batches in parts for number, layers in batches.items()}
 
@@ -155,19 +135,16 @@ class TextSums:
         Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
         """
         batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
-        names = dict.fromkeys(name for layers in batches for values in layers for name in values)
-        return {
-            name: torch.cat([torch.stack([values[name] for values in layers], 1) for layers in batches])
-            for name in names
-            if all(name in values for layers in batches for values in layers)
-        }
+        every = [values for layers in batches for values in layers]
+        names = [name for name in every[0] if all(name in values for values in every)] if every else []
+        return {name: torch.cat([torch.stack([each[name] for each in some], 1) for some in batches]) for name in names}
 
     def share(self) -> Tensor:
         """Return the share (layer, head), NaN where no pair of positions is in two sentences."""
-        counts = self.counts[:, None].double()
-        enough = counts >= 2  # a pair in one sentence only cannot be predicted from others
+        counts, squares = self.sums["counts"].double(), self.sums["squares"]
         # the distance to the mean of the others is N / (N - 1) times the distance to the mean of all
-        error = (self.squares - self.total.square() / counts) * (counts / (counts - 1)).square()
-        error = torch.where(enough, error, 0.0).sum((-2, -1))
-        squares, rounding = (torch.where(enough, sums, 0.0).sum((-2, -1)) for sums in (self.squares, self.rounding))
+        error = (squares - self.sums["total"].square() / counts) * (counts / (counts - 1)).square()
+        # a pair in one sentence only cannot be predicted from others
+        parts = [each.where(counts >= 2, 0.0).sum((-2, -1)) for each in (error, squares, self.sums["rounding"])]
+        error, squares, rounding = parts
         return torch.where(squares > rounding, 1 - error / squares, torch.nan)

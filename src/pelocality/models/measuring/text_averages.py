@@ -47,30 +47,21 @@ class TextAverage(AveragedAttention):
         if n == 1:
             notes.append("one text has no position share (NaN), which compares texts: pass more")
         elif n <= _FEW:
-            average = f"a head that ignores position has a share of {-1 / (n - 1):.2f} on average"
-            notes.append(f"of {n} texts, {average}: pass more")
+            notes.append(f"of {n} texts, a head that ignores position has a share of {-1 / (n - 1):.2f} on average")
         if layers := [str(layer) for layer, more in zip(self.layers, sink.tolist(), strict=True) if more > _SINK]:
-            most = f"up to {float(sink.nan_to_num().max()):.2f} more attention than uniform attention gives it"
-            where = f"in layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
-            notes.append(f"the first token gets {most} {where}, which counts as position: measure with without_first=1")
+            most = f"{float(sink.nan_to_num().max()):.2f} above uniform in layers {', '.join(layers)}"
+            notes.append(f"the first token gets up to {most}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
-            more = f"numbers compare at equal n only, and length={self.length + 2 * cut} gives n = {self.length + cut}"
-            notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out; {more}")
-        if self._shortest < self.length:
-            advice = "pass texts of one length, or length= of the shortest"
-            lengths = f"texts have {self._shortest} to {self.length} tokens, with which most metrics change"
-            notes.append(f"{lengths}: read adjusted_locality, or {advice}")
+            notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out")
+        if self._lengths() != str(self.length):
+            notes.append(f"texts have {self._lengths()} tokens, with which most metrics change: read adjusted_locality")
             if not self.source.causal:
-                notes.append(f"texts end at different tokens, so metrics of the mean matrix lean to the left; {advice}")
+                notes.append("texts end at different tokens, so metrics of the mean matrix lean to the left")
         return tuple(notes)
 
-    @property
-    def _shortest(self) -> int:
-        """The number of tokens of the shortest text."""
-        return int((self.counts == self.counts[0]).sum())
-
     def _lengths(self) -> str:
-        return str(self.length) if self._shortest == self.length else f"{self._shortest} to {self.length}"
+        shortest = int((self.counts == self.counts[0]).sum())
+        return str(self.length) if shortest == self.length else f"{shortest} to {self.length}"
 
     def _more_columns(self) -> dict[str, Tensor]:
         return {"position_share": self.share}
@@ -175,15 +166,7 @@ def text_average(
     """
     model = SequenceModel.of(model)
     count("length", length, least=FEWEST)
-    batches = TextBatches(
-        model,
-        texts,
-        tokenizer,
-        special_tokens=special_tokens,
-        without_first=without_first,
-        batch_size=batch_size,
-        progress=progress,
-    )
+    batches = TextBatches(model, texts, tokenizer, special_tokens, without_first, batch_size, progress)
     sums: TextSums | None = None
     rank, processes = rank_and_size()
     with failing_together() as must_agree:
@@ -200,33 +183,17 @@ def text_average(
     sums.add_processes()
     share, per_sample = sums.share(), sums.per_sample()
     if not per_sample:
-        chosen = f"length={length} and without_first={without_first}"
-        raise ValueError(f"with {chosen} no text has {FEWEST} tokens to measure; change these or pass longer texts")
-    counts = sums.counts.diagonal(dim1=-2, dim2=-1)[0]  # every query sees itself
+        raise ValueError(f"no text has {FEWEST} tokens to measure with {length=} and {without_first=}")
+    counts = sums.sums["counts"][0, 0].diagonal()  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)
     if not bool(counts[part].all()):
-        gap = first + int((counts[part] == 0).nonzero()[0])
-        advice = "pass texts whose positions overlap, or include special tokens with special_tokens=True"
-        raise ValueError(f"no text has a token to measure at position {gap}, between {first} and {last}; {advice}")
-    mean = (sums.total + sums.uniform)[..., part, part] / counts[part, None]
-    visible = sums.counts[:, part, part] > 0
-    source = provenance(
-        model,
-        visible,
-        special_tokens=special_tokens or model.content is not None,  # all tokens of images, sound and series count
-        texts=sums.texts,
-        repeated=batches.repeated,
-        left_out=first if last + 1 == length else 0,
-    )
-    return TextAverage(
-        attention=mean,
-        per_sample=per_sample,
-        layers=sums.layers,
-        source=source,
-        visible=None if bool(visible.all()) else visible,
-        other_layers=attending.others,
-        share=share,
-        counts=counts[part],
-        positions=model.positions_of(last + 1 - first),
-    )
+        raise ValueError(f"texts have tokens to measure from position {first} to {last}, but not at each between")
+    mean = (sums.sums["total"] + sums.sums["uniform"])[..., part, part] / counts[part, None]
+    visible = sums.sums["counts"][:, 0, part, part] > 0
+    special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
+    numbers = {"texts": sums.texts, "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
+    source = provenance(model, visible, special_tokens=special_tokens, **numbers)
+    seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
+    base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
+    return TextAverage(*base, share=share, counts=counts[part])

@@ -13,11 +13,8 @@ from pelocality.positions import Positions
 class WordSums:
     """Sums over words in at least float32, and the metrics of each word; the matrices of the words are not stored."""
 
-    def __init__(
-        self, layers: Sequence[int], sinks: bool, positions: slice, words: int, places: Positions | None
-    ) -> None:
-        self.layers, self.sinks, self.positions, self.words = layers, sinks, positions, words
-        self.places = places
+    def __init__(self, layers: Sequence[int], sinks: bool, part: slice, words: int, places: Positions | None) -> None:
+        self.layers, self.sinks, self.part, self.words, self.places = layers, sinks, part, words, places
         self.attention = torch.zeros(0)  # (layer, head, n, n) once a batch was added
         self.visible = torch.zeros(0, dtype=torch.bool)  # (layer, n, n)
         # one tensor per metric: thousands of small tensors would keep freed memory from the system
@@ -37,7 +34,7 @@ class WordSums:
         """Add the words from ``start`` on in one layer, (word, head, n, n) and (word, n, n), or their mean."""
         if mean:
             weights, visible = weights.mean(0, keepdim=True), visible.any(0, keepdim=True)
-        part = self.positions
+        part = self.part
         half = weights.dtype not in (torch.float32, torch.float64)
         rows = (weights.float() if half else weights)[..., part, :]
         weights, visible = rows[..., part], visible[:, part, part]
@@ -50,8 +47,7 @@ class WordSums:
             total, mass = rows.sum(-1, keepdim=True), weights.sum(-1, keepdim=True)
             keys = visible.sum(-1, keepdim=True)[:, None]
             if bool(((mass <= 0) & (keys == 0)).any()):
-                reason = "sees no key, or only the prefix or special tokens, which are cut out; measure without them"
-                raise ValueError(f"in layer {self.layers[place]} a query {reason}")
+                raise ValueError(f"in layer {self.layers[place]} a query sees only the prefix or special tokens")
             uniform = (visible[:, None] / keys).to(weights.dtype)
             attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
         values = sample_metrics(attention, visible, positions=self.places)

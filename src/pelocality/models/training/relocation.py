@@ -127,8 +127,6 @@ def relocate(
     tokens, batch_size = count("tokens", tokens), count("batch_size", batch_size)
     held_out, every, seed = count("held_out", held_out), count("every", every), count("seed", seed, 0, 2**32 - 1)
     learning_rate, progress = number("learning_rate", learning_rate), flag("progress", progress)
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be above 0, and finite, got {learning_rate}")
     teacher = SequenceModel.of(model)
     if teacher.dtype == torch.float16:  # the least number that AdamW adds to its denominator is 0 there
         raise ValueError("model is in float16, in which AdamW cannot train it; pass model.float() or model.bfloat16()")
@@ -146,7 +144,7 @@ def relocate(
         settings: dict[str, Any] = {"tokens": tokens, "length": length, "held_out": held_out, "batch_size": batch_size}
         settings |= {"learning_rate": learning_rate, "every": every, "seed": seed, "steps": steps}
         settings |= {"position_embeddings": position_embeddings, "texts": _digest(rows), "start": _digest(student)}
-        checkpoint = _claim(folder, settings)
+        checkpoint = _claim(Path(folder), settings)
     with TemporaryDirectory() as temporary, _state_of_accelerate_kept(), _settings_kept(copied):
         arguments = TrainingArguments(
             output_dir=temporary if folder is None else str(folder),
@@ -172,7 +170,7 @@ def relocate(
         )
         data = {"train_dataset": rows[:-held_out], "eval_dataset": rows[-held_out:]}
         trainer = DistillationTrainer(teacher, tokenizer, model=student, args=arguments, **data)
-        _train(trainer, student, frozen, checkpoint)
+        _train(trainer, frozen, checkpoint)
     curve = _curve(trainer.state.log_history)
     if not np.isfinite(curve).all(axis=None):
         raise ValueError(f"learning_rate {learning_rate} is too large: the held-out loss is not finite any more")
@@ -208,12 +206,11 @@ def _settings_kept(model: SequenceModel) -> Iterator[None]:
     model.module.__dict__.pop("_is_accelerate_prepared", None)  # a later Trainer would not prepare it
 
 
-def _train(
-    trainer: DistillationTrainer, student: nn.Module, frozen: list[nn.Parameter], checkpoint: Path | None
-) -> None:
+def _train(trainer: DistillationTrainer, frozen: list[nn.Parameter], checkpoint: Path | None) -> None:
     """Train all weights to the last step, from a checkpoint if there is one, and freeze the given weights again."""
     if checkpoint is not None and checkpoint.name == f"checkpoint-{trainer.args.max_steps}":
-        load_model(student, checkpoint / "model.safetensors")  # the Trainer would train a step more
+        # the Trainer would train a step more
+        load_model(trainer.model, checkpoint / "model.safetensors")  # type: ignore[arg-type]
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         return
     for weight in frozen:
@@ -252,9 +249,8 @@ def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
 # ---- the folder of checkpoints
 
 
-def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
+def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     """Record the settings in the folder, or check them; return its last complete checkpoint."""
-    folder = Path(folder)
     record = folder / "relocation.json"
     if not record.exists():
         if any(folder.glob("checkpoint-*")):  # the Trainer would resume from these checkpoints, and delete them
@@ -264,8 +260,7 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
         written.write_text(json.dumps(settings, indent=1))
         written.replace(record)  # so that the file is never half written
     recorded = json.loads(record.read_text())
-    differing = [name for name in settings if recorded.get(name) != settings[name]]
-    if differing:
+    if differing := [name for name in settings if recorded.get(name) != settings[name]]:
         raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_whole(path)]
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
@@ -273,13 +268,11 @@ def _claim(folder: str | Path, settings: dict[str, Any]) -> Path | None:
 
 def _digest(content: Any) -> str:
     """Return a short hash of the pieces, or of all numbers of a model."""
-    digest = hashlib.sha256()
-    if isinstance(content, nn.Module):
-        for name, tensor in sorted(content.state_dict().items()):
-            numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # a scalar has no bytes to view
-            digest.update(name.encode() + numbers.numpy().tobytes())
-    else:
-        digest.update(json.dumps(content).encode())
+    is_model = isinstance(content, nn.Module)
+    digest = hashlib.sha256(b"" if is_model else json.dumps(content).encode())
+    for name, tensor in sorted(content.state_dict().items()) if is_model else ():
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # a scalar has no bytes to view
+        digest.update(name.encode() + numbers.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
