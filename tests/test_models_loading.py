@@ -440,7 +440,7 @@ def test_errors_of_loading_name_the_option_or_what_is_missing(tmp_path):
     ]:
         with pytest.raises(kind, match=message):
             load(tmp_path, **options)
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere")
     with pytest.raises(TypeError, match=r"path must be a folder or a name on the hub, got NoEncoding\("):
         load(NoEncoding())

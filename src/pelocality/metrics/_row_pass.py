@@ -8,12 +8,11 @@ without any tensor between.
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from pelocality._transforms import transformed
 from pelocality.metrics._ratio import ratio
@@ -93,9 +92,10 @@ def row_statistics(
     settings = first, pairs, tolerance or Tolerance.for_dtype(rows.dtype)
     if transformed(rows):
         return RowStatistics(*_totals(rows.detach()), *row_formula(rows, *settings))
-    differentiated = rows.requires_grad and torch.is_grad_enabled()
-    measured = _measure_in_blocks if differentiated else _engine(rows.device.type)
-    return RowStatistics(*measured(rows if differentiated else rows.detach(), *settings))
+    total, smallest, *sums = _engine(rows.device.type)(rows.detach(), *settings)
+    if rows.requires_grad and torch.is_grad_enabled():
+        sums = _Differentiable.apply(rows, sums, *settings)  # type: ignore[no-untyped-call]
+    return RowStatistics(total, smallest, *sums)
 
 
 @functools.cache
@@ -112,22 +112,43 @@ def _engine(device: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def _measure_in_blocks(rows: Tensor, first: int, *settings: Any) -> tuple[Any, ...]:
-    """Return the fields of `RowStatistics` by the formula, of some rows of all matrices at a time.
+    parts = [row_formula(rows[:, block], first + block.start, *settings) for block in _blocks(rows)]
+    return *_totals(rows), *(torch.cat(each, -1) for each in zip(*parts, strict=True))
 
-    A gradient computes each block again, so that the graphs of all are not kept.
-    """
-    batch, _, n = rows.shape
+
+def _blocks(rows: Tensor) -> list[slice]:
+    """Return blocks of the rows, of all matrices, that the formula is given at a time."""
+    batch, height, n = rows.shape
     size = max(1, (_BLOCK if rows.device.type == "cpu" else _BLOCK_OF_GPU) // max(1, batch * n))
-    kept: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    blocks = enumerate(torch.split(rows, size, 1))
-    parts = [checkpoint(row_formula, block, first + size * part, *settings, **kept) for part, block in blocks]
-    return *_totals(rows.detach()), *(torch.cat(each, -1) for each in zip(*parts, strict=True))
+    return [slice(start, min(start + size, height)) for start in range(0, height, size)]
 
 
 def _totals(rows: Tensor) -> tuple[Tensor, float]:
     """Return total and smallest of `RowStatistics`."""
     smallest = rows.amin().item() if rows.numel() else 0.0
     return rows.sum(-1, dtype=torch.promote_types(rows.dtype, torch.float32)), min(0.0, smallest)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The sums of a row pass, with the gradient of the formula in blocks, whose graphs are not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sums: Sequence[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(rows)
+        ctx.settings = settings
+        return tuple(sums)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,), (first, *settings) = ctx.saved_tensors, ctx.settings
+        again = torch.is_grad_enabled()  # create_graph=True
+        of_rows: list[Tensor] = []
+        for block in _blocks(rows):
+            part = rows[:, block] if again else rows[:, block].detach().requires_grad_()
+            with torch.enable_grad():
+                sums = row_formula(part, first + block.start, *settings)
+            of_rows += torch.autograd.grad(sums, part, [each[:, block] for each in gradients], create_graph=again)
+        return torch.cat(of_rows, 1), None, None, None, None
 
 
 def row_formula(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> tuple[Tensor, ...]:

@@ -55,7 +55,7 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
 
     Raises:
         TypeError: ``path`` is not a path.
-        OSError: There is no such folder or repository, or it cannot be reached.
+        FileNotFoundError: There is no such folder or repository, or it cannot be reached.
         ValueError: The weights hold no encoding, an incomplete encoding, or an encoding of unknown type; a file is
             damaged; the model class does not fit the model, or has no attention module for the encoding; the folder
             holds an adapter of peft without its model.
@@ -129,7 +129,11 @@ def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
             f"'{path}' holds an adapter of peft, not a model; load the base model, attach the encoding to it, then "
             f"PeftModel.from_pretrained(model, '{path}')"
         )
-    return AutoConfig.from_pretrained(path, **location)
+    try:
+        return AutoConfig.from_pretrained(path, **location)
+    except OSError as error:
+        wanted = "a folder that save_pretrained wrote, or a repository on the hub that can be reached"
+        raise FileNotFoundError(f"path must be {wanted}, got '{path}'") from error
 
 
 def read_encodings(
