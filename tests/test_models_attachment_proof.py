@@ -163,16 +163,11 @@ def test_hooks_of_the_user_may_change_the_input_and_output_of_attention():
     assert hooks(model) == registered
 
 
-def test_a_refusal_names_the_hooks_that_may_be_its_reason():
+def test_a_hook_that_changes_what_enters_attention_is_noticed():
     model = set_implementation(tiny_any("qwen3"), "eager")
     output(model, tokens(1, N), output_attentions=True)  # with hooks of transformers
     model.layers[1].self_attn.register_forward_pre_hook(double_the_first_token, with_kwargs=True)
-    model.embed_tokens.register_forward_hook(lambda module, args, output: None)
-    with pytest.raises(
-        ValueError,
-        match=r"depend on the order of tokens; remove its hooks if one of them is the reason: [^,]*<lambda> on "
-        r"embed_tokens, double_the_first_token on layers\.1\.self_attn$",
-    ):
+    with pytest.raises(ValueError, match="depend on the order of tokens"):
         attach(model, ALiBi(2))
     attach(model, ALiBi(2), position_embeddings="keep").remove()
 

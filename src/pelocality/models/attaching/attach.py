@@ -38,10 +38,7 @@ class Attachment:
     model: nn.Module = field(repr=False)
     encodings: tuple[Encoding, ...]
     position_embeddings: Positions
-    _keys: frozenset[str] = field(default=frozenset(), init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_keys", self._attached_keys())
+    _key: str = field(repr=False)
 
     def remove(self) -> None:
         """Remove the encodings and enable the model's position embeddings again.
@@ -63,11 +60,8 @@ class Attachment:
 
     def _is_attached(self) -> bool:
         """Return whether one of the encodings, or a copy that peft trains, is in the model."""
-        return not self._keys.isdisjoint(self._attached_keys())
-
-    def _attached_keys(self) -> frozenset[str]:
         model = _attached_model(self.model)
-        return frozenset() if model is None else frozenset(bias.key for bias in model.encodings)
+        return model is not None and any(each.key == self._key for each in model.encodings)
 
     def __enter__(self) -> Self:
         if not self._is_attached():
@@ -162,30 +156,21 @@ def attach(
             with inference(plan.model.module):  # an encoding that does not fit the attention refuses it
                 plan.model.run(plan.inputs)
         own = tuple(each for each in encodings if each is not None)
-        return Attachment(plan.model.given, own, position_embeddings)
+        return Attachment(plan.model.given, own, position_embeddings, plan.key)
 
 
 def _attachable(model: Any, example_inputs: Any) -> SequenceModel:
     """Return the model that gets an encoding; refuse one with adapters, or with an encoding already."""
-    if example_inputs is not None and not isinstance(model, SequenceModel):
-        _refuse_token_ids(model)
-        model = reading(model, example_inputs)
-    known = SequenceModel.of(model)
+    try:
+        known = SequenceModel.of(model)
+    except (TypeError, ValueError):
+        if example_inputs is None:
+            raise
+        known = reading(model, example_inputs)  # any module that reads no token ids
     _check_adapters(known.given)
     if known.encodings or any(each.record is None for each in attached_biases(known.given)):
         raise ValueError(f"{known} has an encoding attached already; remove it first: attached(model).remove()")
     return known
-
-
-def _refuse_token_ids(model: Any) -> None:
-    """Refuse example inputs for a transformers model of token ids: proved on them, its caches would go unnoticed."""
-    try:
-        known = SequenceModel(model)
-    except (TypeError, ValueError):  # any other module
-        return
-    if known.config is not None:
-        advice = "leave it out; if attach then fails, pass SequenceModel(model, inputs=...)"
-        raise ValueError(f"example_inputs is for modules that read no token ids, but {known} does: {advice}")
 
 
 def _is_rotary(encoding: Any) -> bool:
@@ -207,10 +192,8 @@ def _copies(plan: Plan, encoding: Any, layers: Sequence[int] | None) -> list[Any
         got = f"the class {encoding.__name__}; call it" if isinstance(encoding, type) else repr(encoding)
         raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {got}")
     if len(encodings) != len(numbers):
-        raise ValueError(
-            f"encoding must be one, or a list of {len(numbers)}, one per layer that does not share its weights, "
-            f"got a list of {len(encodings)}"
-        )
+        wanted = f"one, or a list of {len(numbers)}, one per layer that does not share its weights"
+        raise ValueError(f"encoding must be {wanted}, got a list of {len(encodings)}")
     by_number = dict(zip(numbers, encodings, strict=True))
     modules = list(plan.places)
     shared = any(getattr(module, "is_kv_shared_layer", False) for module in modules)
@@ -236,10 +219,8 @@ def _check_fit(encoding: Encoding, module: nn.Module, place: Place, own: RotaryE
         raise ValueError("encoding pairs dimensions as the model does when attached; leave interleaved=False")
     for part in encoding.modules():
         if place.causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
-            raise ValueError(
-                f"{part.future_only} of {type(part).__name__} acts on future keys only, which this model hides: "
-                f"leave {part.future_only} at its default and do not learn it (name the other learnable parameters)"
-            )
+            reason = "acts on future keys only, which this model hides: leave it at its default, and do not learn it"
+            raise ValueError(f"{part.future_only} of {type(part).__name__} {reason}")
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:
@@ -265,7 +246,8 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
     if found is None or not found.encodings:
         return None
     position_embeddings: Positions = "disable" if found.positions_disabled else "keep"
-    return Attachment(given, tuple(bias.encoding for bias in found.encodings), position_embeddings)
+    own = tuple(bias.encoding for bias in found.encodings)
+    return Attachment(given, own, position_embeddings, found.encodings[0].key)
 
 
 def _attached_model(given: nn.Module) -> SequenceModel | None:
@@ -285,7 +267,5 @@ def _check_adapters(model: Any) -> None:
         around = [module for module in model.modules() if not isinstance(module, PreTrainedModel)]
         adapted, way = [module for module in around if hasattr(module, "peft_config")], "to model.get_base_model()"
     if adapted:
-        raise ValueError(
-            f"{type(adapted[0]).__name__} has adapters, which are saved without the encoding; attach before they are "
-            f"added, with modules_to_save=['{ATTACHED}'] in their configuration, or, to save nothing, {way}"
-        )
+        advice = f"attach before they are added, with modules_to_save=['{ATTACHED}'], or, to save nothing, {way}"
+        raise ValueError(f"{type(adapted[0]).__name__} has adapters, which are saved without the encoding; {advice}")

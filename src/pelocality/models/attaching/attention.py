@@ -85,10 +85,8 @@ class Encoded(TorchFunctionMode):
             raise ValueError(f"an encoding is attached to {name}, which computes no attention that torch shows")
         if others or not (self.encoded or hidden is None):
             shown = " and ".join(f"{q} queries and {k} keys" for q, k in dict.fromkeys(others or self.seen))
-            raise ValueError(
-                f"an attached encoding is for the tokens of a text and those before them, but {name} computes "
-                f"attention of {shown}; call the model without inputs that add other keys"
-            )
+            reason = f"but {name} computes attention of {shown}; call the model without inputs that add other keys"
+            raise ValueError(f"an attached encoding is for the tokens of a text and those before them, {reason}")
 
     # ---- queries, keys and mask
 
@@ -274,10 +272,8 @@ class Encoded(TorchFunctionMode):
         self._step = "nothing before the softmax"
         self.attached.key_size = query.shape[-1]
         if self.cache is not None and self.before is None and self.cache.is_compileable:
-            raise ValueError(
-                "keys of an earlier layer in a static cache are not rotated in attention in steps; call "
-                "model.set_attn_implementation('sdpa')"
-            )
+            advice = "call model.set_attn_implementation('sdpa')"
+            raise ValueError(f"keys of an earlier layer in a static cache are not rotated in steps; {advice}")
         by_head = [each if each.ndim > 3 else each.reshape(-1, self.heads, *each.shape[-2:]) for each in (query, key)]
         before = self._keys_before(query.shape[-2], key.shape[-1], None)
         rotated, encoded = self._rotated(by_head[0], by_head[1].mT, before)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ class Plan:
     inputs: Any = None
     places: dict[nn.Module, Place] = field(default_factory=dict)
     own: Sequence[RotaryEncoding | None] = ()
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells the encodings of one plan from others; copies have the same key: peft replaces modules by copies."""
 
     @property
     def replaces(self) -> bool:
@@ -98,6 +101,7 @@ class Plan:
         for each, (module, place) in zip(encodings, self.places.items(), strict=True):
             if each is not None:
                 part = Attached(each, place, record, disable, names, implementation, disable and self.replaces)
+                part.key = self.key
                 part.install(module)
         for module in transformers_parts(model):
             override(module, "init_continuous_batching", _init_continuous_batching)
@@ -188,7 +192,8 @@ def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str],
             f"disable is for modules whose positions are not known, but those of {model} are; leave it out"
         )
     if inputs is not None:
-        raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does; leave it out")
+        advice = "leave it out; if attach then fails, pass SequenceModel(model, inputs=...)"
+        raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does: {advice}")
     _ = model.device  # this property refuses weights on the meta device
     if not rotary and (reason := family.why_not_additive(base)):
         raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")

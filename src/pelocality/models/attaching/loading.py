@@ -88,10 +88,7 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
         loaded_class = _class(config, model_class)
     saved = read_encodings(path, options.get("variant"), location)
     if not saved:
-        raise ValueError(
-            f"{path} holds no encoding in the weights that would be loaded; load it with transformers, or save it "
-            "again if one was attached"
-        )
+        raise ValueError(f"{path} holds no encoding in the weights that would be loaded; load it with transformers")
     configurations = {name: _restored(path, name, tensors) for name, tensors in saved.items()}
     if loaded_class is not None:
         options.setdefault("attn_implementation", next(iter(configurations.values()))["attn_implementation"])
@@ -125,10 +122,8 @@ def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
     """Return the configuration of the model itself."""
     folder = Path(path, location.get("subfolder") or "")
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise ValueError(
-            f"'{path}' holds an adapter of peft, not a model; load the base model, attach the encoding to it, then "
-            f"PeftModel.from_pretrained(model, '{path}')"
-        )
+        advice = "attach the encoding to its base model, then call PeftModel.from_pretrained(model, path)"
+        raise ValueError(f"'{path}' holds an adapter of peft, not a model; {advice}")
     try:
         return AutoConfig.from_pretrained(path, **location)
     except OSError as error:
@@ -180,10 +175,8 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
         configuration = read_configuration(tensors[CONFIGURATION])
         return configuration | {"encoding": Encoding.from_configuration(configuration["encoding"])}
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path} holds an encoding in '{name}' that cannot be made: {error}; if its class is your own, import the "
-            "module that defines it before loading"
-        ) from error
+        advice = "if its class is your own, import the module that defines it before loading"
+        raise ValueError(f"{path} holds an encoding in '{name}' that cannot be made: {error}; {advice}") from error
 
 
 def _parts(model: nn.Module, saved: Mapping[nn.Module, Mapping[str, Any]]) -> list[SequenceModel]:

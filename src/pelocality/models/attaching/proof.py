@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pelocality.encodings import DistanceTable, Encoding, NoEncoding, RotaryEncoding
 from pelocality.models._calls import call_of, changes_call, hidden_argument
@@ -34,16 +35,13 @@ class NotProvedError(ValueError):
 
 
 @contextmanager
-def proving(
-    model: SequenceModel, encoding: str, inputs: Any = None, advice: str = ""
-) -> Iterator[tuple[Any, list[Tensor]]]:
+def proving(model: SequenceModel, encoding: str, inputs: Any = None) -> Iterator[tuple[Any, list[Tensor]]]:
     """Put a model into evaluation mode for a proof, and check at its end that the model is as it was.
 
     Args:
         model: The model.
         encoding: What is attached, in words.
         inputs: A batch on which to prove it; None for a few tokens.
-        advice: The end of any error.
 
     Yields:
         The inputs, and the outputs of the model for them.
@@ -61,7 +59,7 @@ def proving(
             if not isinstance(error, NotProvedError):
                 on = f"{_TOKENS} tokens" if inputs is None else "the example_inputs"
                 reason = f"it could not be run on {on}: {type(error).__name__}: {reason[:200]}"
-            raise ValueError(f"{encoding} cannot be attached to {model}: {reason}{advice}") from error
+            raise ValueError(f"{encoding} cannot be attached to {model}: {reason}") from error
 
 
 def prove_encodings(plan: Plan) -> None:
@@ -78,9 +76,7 @@ def prove_encodings(plan: Plan) -> None:
         ValueError: A check failed; the message names it.
     """
     model, inputs = plan.model, plan.inputs if plan.model.adds_tokens else None
-    hooks = _hooks(model.module)
-    advice = f"; remove its hooks if one of them is the reason: {', '.join(hooks)}" if hooks else ""
-    with proving(model, "an encoding", inputs, advice) as (given, before):
+    with proving(model, "an encoding", inputs) as (given, before):
         nothing = [NoEncoding() for _ in plan.places]
         with plan.trial(nothing, disable=False):
             check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
@@ -166,16 +162,8 @@ def _few_tokens(model: SequenceModel) -> tuple[dict[str, Tensor], list[Tensor]]:
 
 def outputs_of(model: SequenceModel, inputs: Any) -> list[Tensor]:
     """Return the tensors of floats that a model returns."""
-
-    def tensors(output: Any) -> Iterator[Tensor]:
-        if isinstance(output, Tensor) and output.is_floating_point():
-            yield output
-        elif isinstance(output, dict):
-            yield from (each for part in output.values() for each in tensors(part))
-        elif isinstance(output, list | tuple):
-            yield from (each for part in output for each in tensors(part))
-
-    return list(tensors(model.outputs(inputs)))
+    leaves = tree_leaves(model.outputs(inputs))
+    return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
 
 
 def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
@@ -212,10 +200,8 @@ def _check_seen(model: SequenceModel, seen: _Seen, biases: list[Attached]) -> No
     found = {id(bias) for bias, *_ in seen.plain.values()}
     missing = sum(id(bias) not in found for bias in biases)
     if missing or any(place >= len(seen.biased) for place in seen.plain):
-        raise NotProvedError(
-            f"{len(seen.biased)} attentions over all its tokens ran, {len(seen.plain)} got the bias, and {missing} of "
-            f"its {len(biases)} attention modules added none"
-        )
+        counts = f"{len(seen.biased)} attentions over all its tokens ran, {len(seen.plain)} got the bias"
+        raise NotProvedError(f"{counts}, and {missing} of its {len(biases)} attention modules added none")
     for place, (bias, plain, visible) in seen.plain.items():
         _check_weights(model, bias, plain, visible, seen.biased[place])
 
@@ -239,16 +225,6 @@ def _check_weights(model: SequenceModel, bias: Attached, plain: Tensor, visible:
     dtypes = [model.dtype, *([torch.get_autocast_dtype(device)] if torch.is_autocast_enabled(device) else [])]
     if not off <= max(_EXACT, *(64 * torch.finfo(dtype).eps for dtype in dtypes)):
         raise NotProvedError(f"the bias does not enter its softmax exactly, weights are off by {off:.3g}")
-
-
-def _hooks(base: nn.Module) -> list[str]:
-    """Return the names of the user's hooks on a model, each with its module."""
-    return [
-        f"{getattr(hook, '__qualname__', type(hook).__name__)} on {name}"
-        for name, module in base.named_modules()
-        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        if not getattr(hook, "__module__", "").startswith("transformers.")  # transformers records attention with hooks
-    ]
 
 
 # ---- the order of tokens

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -105,7 +104,7 @@ class Attached(nn.Module):
         self.key_size = 0  # dimensions of the keys of its last attention
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
-        self.key = uuid.uuid4().hex  # copies have the same key: peft replaces the module by a copy
+        self.key = ""  # that of the plan
         self.get_extra_state()  # an encoding that could not be saved is refused here
 
     @property
@@ -113,23 +112,23 @@ class Attached(nn.Module):
         """The configuration from which `load` attaches the encoding again, for JSON; numbers are in the state dict."""
         with loaded(self.encoding, [self.encoding]):
             encoding = self.encoding.configuration()
-        found: dict[str, Any] = {
+        return {
             "encoding": encoding,
             "position_embeddings": "disable" if self.positions_disabled else "keep",
             "attn_implementation": self.implementation,
+            "module": self.place._asdict(),
+            "disabled": list(self.disabled),
+            "is_rotation": self.is_rotation,
+            "reads_tokens": self.record is not None,
         }
-        rest = {"module": self.place._asdict(), "disabled": list(self.disabled), "is_rotation": self.is_rotation}
-        return found | rest | {"reads_tokens": self.record is not None}
 
     def get_extra_state(self) -> Tensor:
         """Return the current configuration as bytes of JSON, in a tensor because safetensors hold only tensors."""
         try:
             return torch.tensor(list(json.dumps(self.configuration).encode()), dtype=torch.uint8, device="cpu")
         except TypeError as error:
-            raise TypeError(
-                f"{type(self.encoding).__name__} cannot be saved: its arguments must be numbers, strings, booleans, "
-                f"None, tensors, encodings or lists of them, each kept as an attribute of its name ({error})"
-            ) from error
+            wanted = "arguments that are JSON, tensors or encodings, each kept as an attribute of its name"
+            raise TypeError(f"{type(self.encoding).__name__} cannot be saved: it needs {wanted} ({error})") from error
 
     def set_extra_state(self, state: Any) -> None:
         """Refuse the configuration of another encoding; numbers are loaded as usual."""
@@ -255,7 +254,5 @@ def _check_forward(attention: nn.Module, args: Any) -> None:
             if getattr(function, "func", None) is _forward:
                 return
             function = getattr(function, "__wrapped__", None)
-    raise ValueError(
-        f"the forward pass of {type(attention).__name__} was replaced after an encoding was attached, and would leave "
-        "the encoding out; remove the encoding before the change, and attach it again afterwards"
-    )
+    advice = "remove the encoding before the change, and attach it again afterwards"
+    raise ValueError(f"the forward pass of {type(attention).__name__} was replaced after attaching; {advice}")
