@@ -281,5 +281,5 @@ def test_a_learned_prompt_before_padding_on_the_left_is_refused():
     ids, mask = tokens(2, 6), torch.ones(2, 6, dtype=torch.long)
     prompted.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2)
     mask[0, :2] = 0
-    with pytest.raises(ValueError, match="a learned prompt or a cache before padding on the left"):
+    with pytest.raises(ValueError, match="padding between tokens that position_ids skip"):
         prompted.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2)

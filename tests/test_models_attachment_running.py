@@ -273,7 +273,7 @@ def test_errors_name_the_invalid_argument():
 
 @pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
 def test_implementations_that_would_ignore_the_bias_are_refused_before_and_after_attaching(implementation):
-    model, message = tiny("bert"), f"'{implementation}' of BertModel does not support a bias"
+    model, message = tiny("bert"), f"'{implementation}' does not support a bias"
     set_implementation(model, implementation)
     with pytest.raises(ValueError, match=message):
         attach(model, NoEncoding())

@@ -129,7 +129,7 @@ def test_an_encoding_that_cannot_be_saved_is_refused(monkeypatch):
             return self.function(distance)[None]
 
     model = tiny("bert")
-    with pytest.raises(TypeError, match="Called cannot be saved: its arguments must be numbers, strings"):
+    with pytest.raises(TypeError, match="Called cannot be saved"):
         attach(model, Called(torch.abs))
     monkeypatch.setattr(Total, "kept", list)  # in which their numbers are no part of the state dict
     with pytest.raises(TypeError, match=r"encodings in a list are not moved, .* in a torch\.nn\.ModuleList"):
@@ -369,7 +369,7 @@ def test_a_forward_pass_that_is_replaced_after_attaching_is_refused_and_a_wrappe
     attention.forward = functools.wraps(own)(lambda *args, **kwargs: own(*args, **kwargs))
     assert_same_outputs(hidden(model, ids), expected)
     attention.forward = types.MethodType(type(attention).forward, attention)
-    with pytest.raises(ValueError, match=r"forward pass of \w+Attention was replaced after an encoding was attached"):
+    with pytest.raises(ValueError, match=r"forward pass of \w+Attention was replaced"):
         hidden(model, ids)
     attached(model).remove()
     hidden(model, ids)
@@ -405,7 +405,7 @@ def test_a_symmetry_without_effect_in_a_causal_model_is_refused(encoding):
     model = tiny("gpt2")
     clip = hf.CLIPTextModel(small(hf.CLIPTextConfig, eos_token_id=2))
     for each in (model, clip):
-        with pytest.raises(ValueError, match=r"symmetry of AttenuatedEncoding acts on future keys only.* leave symmet"):
+        with pytest.raises(ValueError, match="symmetry of AttenuatedEncoding acts on future keys only"):
             attach(each, encoding)
     attach(model, AttenuatedEncoding(learnable=["decay"])).remove()
     model.config.is_causal = False
