@@ -148,7 +148,8 @@ def test_every_model_with_every_encoding_is_attention_written_out(name, kind):
     before = state(model)
     with written_out(model, witness, disable=False):
         expected = states(model, given)
-    if not witness.shapes:  # the attention of this model is not called through transformers' interface
+    # attention beside transformers' interface, or, since transformers 5.24, in it with neighbouring dimensions as pairs
+    if not witness.shapes or name in ("gptj", "codegen"):
         if kind.startswith("bias") and not (disable and name == WITH_CONVOLUTION):
             for way in implementations:
                 assert off_by(model, disable=disable, implementation=way) < 1e-6
