@@ -283,3 +283,14 @@ def test_a_rotation_follows_position_ids_also_in_a_cache():
             rest = model(ids[:, 6:], position_ids=position_ids[:, 6:], past_key_values=cache).logits
     torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(rest, expected[:, 6:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [4, 6, 10, 12, 18, 20])
+def test_a_rotation_is_read_where_halves_of_its_cosines_are_rounded_differently(size):
+    config = small(hf.LlamaConfig, hidden_size=2 * size, head_dim=size)
+    model = spread(hf.LlamaModel(config).eval()).float()
+    ids, own = tokens(2, N), RotaryEncoding.from_model(model)
+    with torch.no_grad():
+        expected = model(ids)[0]
+        with attach(model, own):
+            torch.testing.assert_close(model(ids)[0], expected, atol=1e-5, rtol=1e-5)

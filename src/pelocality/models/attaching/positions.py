@@ -113,9 +113,10 @@ def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
     parts = found[0] if len(found[0]) == 2 else (found[0][0].real, found[0][0].imag)
     cos, sin = (each.detach().flatten(0, -3)[0].double() for each in parts)  # (n, d or d / 2)
     angle, half = torch.atan2(sin, cos), cos.shape[-1] // 2
-    if torch.equal(angle[:, :half], angle[:, half:]):
+    both = torch.stack([cos, sin])  # equal but for rounding where each angle stands twice
+    if torch.allclose(both[..., :half], both[..., half:], atol=1e-5):
         angle = angle[:, :half]
-    elif torch.equal(angle[:, 0::2], angle[:, 1::2]):
+    elif torch.allclose(both[..., 0::2], both[..., 1::2], atol=1e-5):
         angle = angle[:, 0::2]
     frequencies = angle[1]
     for position in range(2, len(angle)):  # each reading is as exact as the dtype, and divides its error by more
