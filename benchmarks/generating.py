@@ -6,27 +6,19 @@ python -m benchmarks.generating --compiled  # also with the cache that transform
 
 import argparse
 import contextlib
-import time
 import warnings
 
 import torch
 import transformers
 
+from benchmarks.measuring import seconds
 from pelocality import AttenuatedEncoding, DistanceTable, RotaryEncoding, attach
 
 
 def median(function, repeats: int) -> float:
     """Return the median time of a call in milliseconds, after a first one."""
-    times = []
-    for _ in range(repeats + 1):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        function()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return 1e3 * sorted(times[1:])[repeats // 2]
+    function()
+    return 1e3 * sorted(seconds(function) for _ in range(repeats))[repeats // 2]
 
 
 def main() -> None:
