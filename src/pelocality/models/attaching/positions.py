@@ -114,7 +114,9 @@ def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
     cos, sin = (each.detach().flatten(0, -3)[0].double() for each in parts)  # (n, d or d / 2)
     angle, half = torch.atan2(sin, cos), cos.shape[-1] // 2
     both = torch.stack([cos, sin])  # equal but for rounding where each angle stands twice
-    if torch.allclose(both[..., :half], both[..., half:], atol=1e-5):
+    if cos.shape[-1] % 2:
+        pass  # each angle stands once
+    elif torch.allclose(both[..., :half], both[..., half:], atol=1e-5):
         angle = angle[:, :half]
     elif torch.allclose(both[..., 0::2], both[..., 1::2], atol=1e-5):
         angle = angle[:, 0::2]
