@@ -88,7 +88,7 @@ def assert_same_logits(actual, expected):
 def test_a_cache_padding_and_beams_change_no_generated_token(name, kind):
     model, ids = language_model(name), tokens(2, 6)
     mask = (torch.arange(6) >= torch.tensor([[0], [2]])).long()  # padding on the left
-    options = {"max_new_tokens": 4, "do_sample": False, "disable_compile": True}
+    options = {"max_new_tokens": 3, "do_sample": False, "disable_compile": True}
     logged = options | {"output_logits": True, "return_dict_in_generate": True}
     plain = model.generate(ids, attention_mask=mask, use_cache=False, **logged).logits
     encoding, ways = encoding_of(kind, model), ["eager"] if name in EAGER_ALONE else ["sdpa", "eager"]
