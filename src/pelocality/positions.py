@@ -1,5 +1,7 @@
 """Where queries and keys lie, if not one after the other on a line: a grid, time stamps, a graph, other keys."""
 
+import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -13,25 +15,30 @@ from pelocality._configuration import Configurable
 
 Floats = NDArray[Any]
 Integers = NDArray[np.int64]
+_CPU = torch.device("cpu")
 
 
-class Pairs(NamedTuple):
-    """The pairs of places that are point reflections of each other through a query.
+class Axis(NamedTuple):
+    """Which places queries and keys have along an axis, of which a grid has few.
 
     Attributes:
-        left: A place of each pair, by its number, integers (query, pair).
-        right: The place opposite.
-        exists: Which entries are pairs, boolean (query, pair); rows are padded.
+        of_query: The number of each query's place along the axis, integers (m,).
+        of_key: The number of each key's place, or that of each place of keys, integers (n,).
+        numbers: A number for each place of queries and each place of keys, integers (x, y).
     """
 
-    left: Tensor
-    right: Tensor
-    exists: Tensor
+    of_query: Integers
+    of_key: Integers
+    numbers: Integers
+
+    def at(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
+        """Return the number of each of these queries and each key, (rows, n), as an array or as ``read`` returns it."""
+        return read(self.numbers[self.of_query[rows]])[:, read(self.of_key)]
 
 
-def _as_tensor(name: str) -> Any:
+def _read_as_tensor(name: str) -> Any:
     """Return a property that reads an array, if there is one, as a tensor."""
-    return property(lambda self: None if getattr(self, name) is None else _tensor(getattr(self, name)))
+    return property(lambda self: None if getattr(self, name) is None else as_tensor(getattr(self, name)))
 
 
 class Positions(Configurable):
@@ -179,7 +186,7 @@ class Positions(Configurable):
         computed = [name for name in vars(type(self)) if isinstance(vars(type(self))[name], cached_property)]
         return {name: value for name, value in vars(self).items() if name not in computed}
 
-    keys, queries, sequence, distances = map(_as_tensor, ("_keys", "_queries", "_sequence", "_distances"))
+    keys, queries, sequence, distances = map(_read_as_tensor, ("_keys", "_queries", "_sequence", "_distances"))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -204,16 +211,42 @@ class Positions(Configurable):
         plain = self._queries is None and self._sequence is None and self.ring is None and not self.before
         return plain and self.has_directions and bool((np.diff(self._y[:, 0]) == 1).all())
 
-    # ---- distances
+    # ---- distances, of each step: a displacement from a query to a key, of which a grid has few
+
+    def steps(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
+        """Return the number of the step from each of these queries to each key, (rows, n); the last is between sequences.
+
+        Args:
+            rows: The queries.
+            device: Where the numbers are needed.
+        """
+        numbers: Tensor = self._numbers(rows, lambda array: as_tensor(array).to(device))
+        return numbers
+
+    def _numbers(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
+        axes, vectors = self._steps
+        numbers = sum(axis.at(rows, read) for axis in axes)
+        if self._sequence is not None:
+            numbers[read(self._sequence[rows])[:, None] != read(self._sequence)] = len(vectors)
+        return numbers
 
     @cached_property
-    def distance(self) -> Tensor:
-        """The distance of every query and key, (m, n), float64, on the CPU; equal up to the tolerance is equal."""
-        return _tensor(self._distance)
+    def step_distance(self) -> Floats:
+        """The distance of each step, (t + 1,), float64; equal up to the tolerance is equal, between sequences infinite."""
+        _, vectors = self._steps
+        exact = np.linalg.norm(vectors, axis=-1) if vectors.shape[1] > 1 else abs(vectors[:, 0])
+        occurs = self.step_count[:-1] > 0
+        distance = np.append(exact.astype(float), np.inf)
+        if self._distances is not None:
+            return distance
+        rounding = 8 * np.finfo(float).eps * float(exact[occurs].max(initial=0)) * (self.dimensions > 1)  # norms round
+        level, index = _levels(np.append(exact[occurs].astype(float), 0.0), max(self.tolerance, rounding))
+        distance[:-1][occurs] = level[index[:-1]]
+        return distance
 
     @cached_property
-    def offset(self) -> Tensor:
-        """The signed distance of every query and key, (m, n), below 0 for keys before the query.
+    def step_offset(self) -> Floats:
+        """The signed distance of each step, (t + 1,), below 0 into the past.
 
         Raises:
             ValueError: Several coordinates, or distances, which have no sign.
@@ -221,113 +254,157 @@ class Positions(Configurable):
         if not self.has_directions:
             advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
             raise ValueError(f"these positions have no past and no future, which this measures; {advice}")
-        return _tensor(np.where(self._displacement[..., 0] < 0, -self._distance, self._distance))
+        distance = self.step_distance
+        return np.where(np.append(self._steps[1][:, 0] < 0, False), -distance, distance)
 
     @cached_property
-    def later(self) -> Tensor | None:
-        """Which keys a causal mask hides, boolean (m, n); None where no order is known.
+    def step_count(self) -> Integers:
+        """How many queries and keys are a step apart, (t + 1,)."""
+        total = np.zeros(len(self._steps[1]) + 1, np.int64)
+        m, n = self.shape
+        size = max(1, max(2**19, len(total)) // n)
+        for rows in (slice(start, start + size) for start in range(0, m, size)):
+            total += np.bincount(self._numbers(rows, np.asarray).ravel(), minlength=len(total))
+        return total
+
+    @cached_property
+    def rings(self) -> tuple[Floats, Integers]:
+        """The distances that occur, from 0 on, (r,), and which of them each step has, (t + 1,), -1 for none."""
+        distance = self.step_distance
+        if self.ring is not None:
+            distance = np.floor(distance / self.ring + 0.5) * self.ring
+        distance = np.where(self.step_count > 0, distance, np.inf)
+        level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
+        return level, index[:-1]
+
+    @property
+    def profile_distances(self) -> Tensor:
+        """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
+        radius = self.rings[0]
+        return as_tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
+
+    @cached_property
+    def step_profile(self) -> Integers:
+        """Which of the `profile_distances` each step has, (t + 1,), -1 for an infinite distance."""
+        radius, ring = self.rings
+        if not self.has_directions:
+            return self.rings[1]
+        signed = np.where(self.step_offset < 0, -ring, ring) + len(radius) - 1
+        return np.where(ring < 0, -1, signed)
+
+    @cached_property
+    def step_displacement(self) -> Integers:
+        """The number of each step's displacement, (t + 1,), from 0 on, -1 for an infinite distance.
+
+        Displacements are vectors; of positions that are distances, which have no direction, the distance. Vectors that
+        are equal up to the tolerance are one.
+        """
+        if self._keys is None:
+            return self.rings[1]
+        occurs = self.step_count[:-1] > 0
+        numbers = np.full(len(occurs) + 1, -1)
+        numbers[:-1][occurs] = _numbered(self._steps[1][occurs], self.tolerance)
+        return numbers
+
+    @cached_property
+    def has_infinite(self) -> bool:
+        """Whether any query and key are infinitely far apart."""
+        return bool(self.step_count[np.isinf(self.step_distance)].any())
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """The distance of every query and key, (m, n), float64, on the CPU."""
+        return self._of_pairs(self.step_distance)
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """The signed distance of every query and key, (m, n), below 0 for keys before the query."""
+        return self._of_pairs(self.step_offset)
+
+    @cached_property
+    def profile_index(self) -> Tensor:
+        """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
+        return self._of_pairs(self.step_profile)
+
+    @cached_property
+    def displacements(self) -> Tensor:
+        """The number of the displacement from each query to each key, (m, n), from 0 on, -1 for an infinite distance."""
+        return self._of_pairs(self.step_displacement)
+
+    def _of_pairs(self, table: Floats) -> Tensor:
+        return as_tensor(table[self._numbers(slice(None), np.asarray)])
+
+    def later(self, rows: slice, device: torch.device = _CPU) -> Tensor | None:
+        """Return which keys a causal mask hides from these queries, boolean (rows, n); None where no order is known.
 
         Tokens that are queries and keys come in their order. Of other keys, those with a larger coordinate are later.
         """
         m, n = self.shape
         if self._queries is None and m == n:
-            return _tensor(np.triu(np.ones((n, n), bool), 1))
-        return self.offset > 0 if self.has_directions else None
-
-    @cached_property
-    def rings(self) -> tuple[Tensor, Tensor]:
-        """The distances that occur, from 0 on, (r,), and which of them each query and key has, (m, n), -1 for none."""
-        distance = self._distance
-        if self.ring is not None:
-            distance = np.floor(distance / self.ring + 0.5) * self.ring
-        level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
-        return _tensor(level), _tensor(index[:-1].reshape(self.shape))
-
-    @cached_property
-    def profile_distances(self) -> Tensor:
-        """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
-        radius = self.rings[0].numpy()
-        return _tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
-
-    @cached_property
-    def profile_index(self) -> Tensor:
-        """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
-        radius, ring = (each.numpy() for each in self.rings)
-        if not self.has_directions:
-            return self.rings[1]
-        signed = np.where(self._displacement[..., 0] < 0, -ring, ring) + len(radius) - 1
-        return _tensor(np.where(ring < 0, -1, signed))
-
-    def ring_of_each_query(self, chosen: Tensor) -> Tensor:
-        """Return the number of each chosen key's distance among those that occur for its query, (m, n), -1 for others.
-
-        Args:
-            chosen: Which keys count, boolean (m, n).
-        """
-        rings = np.where(chosen.numpy(), self.rings[1].numpy(), -1)
-        by_query = np.full_like(rings, -1)
-        for row, into in zip(rings, by_query, strict=True):
-            into[row >= 0] = np.unique(row[row >= 0], return_inverse=True)[1]
-        return _tensor(by_query)
-
-    @cached_property
-    def displacements(self) -> Tensor:
-        """The number of the displacement from each query to each key, (m, n), from 0 on, -1 for an infinite distance.
-
-        Displacements are vectors; of positions that are distances, which have no direction, the distance.
-        """
-        if self._keys is None:
-            return self.rings[1]
-        codes = _numbered(self._displacement, self.tolerance)
-        return _tensor(_levels(np.where(np.isinf(self._distance), np.inf, codes), 0.0)[1])
+            i = torch.arange(n, device=device)
+            return i > i[rows, None]
+        return as_tensor(self.step_offset > 0).to(device)[self.steps(rows, device)] if self.has_directions else None
 
     # ---- places
 
     @cached_property
     def places(self) -> Tensor:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _tensor(self._places)
+        return as_tensor(self._places)
 
     @cached_property
-    def pairs(self) -> Pairs:
-        """The pairs of places that lie opposite of each other, for every query.
+    def has_own_places(self) -> bool:
+        """Whether each key has a place of its own, in the order of the keys."""
+        return bool((np.diff(self._places) == 1).all()) and self._places[0] == 0
+
+    def opposites(self, rows: slice, device: torch.device = _CPU) -> Tensor:
+        """Return the place opposite of each place through each of these queries, (rows, places), -1 where there is none.
 
         Raises:
             ValueError: Distances, which have no opposite.
+        """
+        def read(array: Integers) -> Tensor:
+            return as_tensor(array).to(device)
+
+        sequence_of_query, sequence_of_place, axes, tables = self._mirrors
+        query, place = read(sequence_of_query[rows])[:, None], read(sequence_of_place)
+        opposite = query.expand(-1, len(place))
+        for axis, table in zip(axes, tables, strict=True):  # axis by axis, which places agree with the reflection so far
+            at = opposite * table.shape[1] + axis.at(rows, read)
+            opposite = read(table.ravel()).index_select(0, at.flatten()).reshape(at.shape)
+        return torch.where((query == place) & (opposite < len(place)), opposite, -1)
+
+    @cached_property
+    def _mirrors(self) -> tuple[Integers, Integers, list[Axis], list[Integers]]:
+        """The sequences of queries and places; for each axis, the place along it that lies opposite, and a table.
+
+        The table has the combination of a combination so far (or a sequence), and a place along the axis. The last of
+        them stand for none, and the last combinations are places.
         """
         if self._keys is None:
             raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
         first = np.unique(self._places, return_index=True)[1]
         place = self._y[first]
-        # axis by axis: which places agree with the reflection so far, by their number among the known combinations
-        known, wanted = np.zeros(len(place), np.int64), np.zeros((len(self._x), len(place)), np.int64)
-        if self._sequence is not None:
-            known, wanted = self._sequence[first], np.broadcast_to(self._sequence[:, None], wanted.shape)
-        for axis in range(self.dimensions):
-            level, index = _levels(place[:, axis], self.tolerance)
-            reflected = 2 * self._x[:, axis, None] - place[:, axis]
-            near = _nearest(level, reflected, 4 * self.tolerance)
-            codes, known = np.unique(known * len(level) + index, return_inverse=True)
-            at = np.searchsorted(codes, wanted * len(level) + near).clip(max=len(codes) - 1)
-            wanted = np.where((near >= 0) & (wanted >= 0) & (codes[at] == wanted * len(level) + near), at, -1)
-        opposite = np.full(known.max() + 2, -1)
-        opposite[known] = np.arange(len(place))
-        other = opposite[wanted]  # the last entry is that of -1
-        exists = np.arange(len(place)) < other  # each pair once
-        if self._sequence is not None:
-            exists &= self._sequence[first] == self._sequence[:, None]
-        query, left = np.nonzero(exists)
-        numbers = exists.sum(1)
-        column = np.arange(len(query)) - np.repeat(numbers.cumsum() - numbers, numbers)
-        left_of, right_of = np.zeros((2, len(exists), max(1, numbers.max(initial=0))), np.int64)
-        left_of[query, column], right_of[query, column] = left, other[query, left]
-        valid = np.arange(left_of.shape[1]) < numbers[:, None]
-        return Pairs(*map(_tensor, (left_of, right_of, valid)))
+        sequence = np.zeros(len(self._x), np.int64) if self._sequence is None else self._sequence
+        known = of_place = np.zeros(len(place), np.int64) if self._sequence is None else self._sequence[first]
+        axes, tables = [], []
+        for x, y in zip(self._x.T, place.T, strict=True):
+            level, index = _levels(y, self.tolerance)
+            (xs, at_x), (ys, at_y) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
+            axes.append(Axis(at_x, at_y, _nearest(level, 2 * xs[:, None] - ys, 4 * self.tolerance)))
+            combined = np.unique(known * len(level) + index, return_inverse=True)[1]
+            if len(axes) == self.dimensions:
+                combined = np.arange(len(place))
+            table = np.full((known.max() + 2, len(level) + 1), combined.max() + 1)
+            table[known, index] = combined
+            tables.append(table)
+            known = combined
+        return sequence, of_place, axes, tables
 
     def order_of(self, which: str) -> Tensor:
         """Return the order of the "queries" or the "keys" along the line, (m,) or (n,); equal ones share a number."""
         _ = self.offset  # refuses several coordinates
-        return _tensor(_levels((self._x if which == "queries" else self._y)[:, 0], self.tolerance)[1])
+        return as_tensor(_levels((self._x if which == "queries" else self._y)[:, 0], self.tolerance)[1])
 
     @cached_property
     def placed(self) -> Self:
@@ -345,7 +422,9 @@ class Positions(Configurable):
         else:
             sequence = None if self._sequence is None else self._sequence[chosen]
             part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
-        vars(part)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
+        axes, vectors = self._steps
+        cut = [Axis(axis.of_query[chosen], axis.of_key[chosen], axis.numbers) for axis in axes]
+        vars(part).update(_steps=(cut, vectors), step_distance=self.step_distance, rings=self.rings)
         return part
 
     # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
@@ -360,27 +439,47 @@ class Positions(Configurable):
         return self._y if self._queries is None else self._queries
 
     @cached_property
-    def _displacement(self) -> Floats:
-        return self._y - self._x[:, None]  # (m, n, d)
-
-    @cached_property
-    def _distance(self) -> Floats:
+    def _steps(self) -> tuple[list[Axis], Floats]:
+        """Axes whose numbers add up to that of a step, and the displacement of each step, (t, d)."""
+        m, n = self.shape
         if self._distances is not None:
-            return self._distances
-        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
-        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
-        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
-        distance = level[index[:-1]].reshape(self.shape)
-        if self._sequence is None:
-            return distance
-        return np.where(self._sequence == self._sequence[:, None], distance, np.inf)
+            return [_every_pair(m, n)], self._distances.reshape(-1, 1)
+        places = [[np.unique(each, return_inverse=True) for each in xy] for xy in zip(self._x.T, self._y.T, strict=True)]
+        # a number for each combination of the displacements along the axes, unless that is more than there are pairs
+        if self.dimensions == 1 or math.prod(len(x) + len(y) - 1 for (x, _), (y, _) in places) <= m * n:
+            along = [_distinct(y - x[:, None]) for (x, _), (y, _) in places]
+            sizes = [len(values) for values, _ in along]
+            if math.prod(sizes) <= m * n:
+                strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+                axes = [
+                    Axis(of_query, of_key, numbers * stride)
+                    for ((_, of_query), (_, of_key)), (_, numbers), stride in zip(places, along, strides, strict=True)
+                ]
+                vectors = np.meshgrid(*(values for values, _ in along), indexing="ij")
+                return axes, np.stack(vectors, -1).reshape(-1, self.dimensions)
+        return [_every_pair(m, n)], (self._y - self._x[:, None]).reshape(m * n, -1)
 
     @cached_property
     def _places(self) -> Integers:
         return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def _every_pair(m: int, n: int) -> Axis:
+    """Return an axis that numbers every query and key by itself."""
+    return Axis(np.arange(m), np.arange(n), np.arange(m * n).reshape(m, n))
+
+
+def _distinct(values: Floats) -> tuple[Floats, Integers]:
+    """Return the different values, rising, and which of them each value is; fast for integers that lie close."""
+    lowest = values.min()
+    if values.dtype.kind == "i" and values.max() - lowest < values.size:
+        occurs = np.bincount((values - lowest).ravel()) > 0
+        return np.flatnonzero(occurs) + lowest, (occurs.cumsum() - 1)[values - lowest]
+    different, index = np.unique(values, return_inverse=True)
+    return different, index.reshape(values.shape)
+
+
+def as_tensor(array: NDArray[Any]) -> Tensor:
     """Return an array as a tensor that any other computation may use, also if this one is without gradients."""
     with torch.inference_mode(False):
         return torch.from_numpy(np.ascontiguousarray(array))
@@ -461,8 +560,8 @@ def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
 
 
 def _nearest(levels: Floats, values: Floats, tolerance: float) -> Integers:
-    """Return which of the rising levels each value is, -1 for none."""
+    """Return which of the rising levels each value is, their number for none."""
     after = np.searchsorted(levels, values).clip(max=len(levels) - 1)
     before = (after - 1).clip(min=0)
     index = np.where(np.abs(levels[before] - values) < np.abs(levels[after] - values), before, after)
-    return np.where(np.abs(levels[index] - values) <= tolerance, index, -1)
+    return np.where(np.abs(levels[index] - values) <= tolerance, index, len(levels))

@@ -2,12 +2,20 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality._toeplitz import diagonal_sums
-from pelocality.metrics._by_position import mean_by, past_and_future, seen_keys, visible_counts, weights_by_position
+from pelocality.metrics._by_position import (
+    at_steps,
+    of_each_key,
+    row_blocks,
+    seen_keys,
+    sum_by,
+    visible_counts,
+    weights_by_position,
+)
 from pelocality.metrics._inputs import (
     Attention,
     Matrices,
@@ -66,20 +74,20 @@ def toeplitz_share(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = weights_by_position(matrices)
-        counts = seen_keys(matrices).to(weights.dtype)
+        weights, seen = weights_by_position(matrices), seen_keys(matrices)
+        group = None if matrices.positions is None else matrices.positions.step_displacement
         n = weights.shape[-1]
-        if matrices.positions is None:
-            i = torch.arange(n, device=weights.device)
-            group = i - i[:, None] + n - 1  # (n, n), index into the diagonals
-            profile = ratio(diagonal_sums(weights, torch.float64), diagonal_sums(counts, torch.float64))
-        else:
-            group = matrices.positions.displacements.to(weights.device)
-            groups = int(group.max()) + 1
-            profile = ratio(mean_by(group, groups, weights * counts), mean_by(group, groups, counts))
-        mean = weights.sum((-1, -2), keepdim=True) / counts.sum((-1, -2), keepdim=True)
-        within = (counts * (weights - profile.to(weights.dtype)[:, group]) ** 2).sum((-1, -2))
-        total = (counts * (weights - mean) ** 2).sum((-1, -2))
+        counts = sum_by(matrices, group, lambda rows: seen(rows).expand(len(weights), -1, n).to(weights.dtype))
+        sums = sum_by(matrices, group, lambda rows: weights[:, rows] * seen(rows))
+        mean = (sums.sum(-1) / counts.sum(-1)).to(weights.dtype)[:, None, None]
+        profile = ratio(sums, counts).to(weights.dtype)
+        within = total = weights.new_zeros(len(weights), dtype=torch.float64)
+        for rows in row_blocks(weights):
+            part, inside = weights[:, rows], seen(rows)
+            expected = of_each_key(matrices, group, profile, rows)
+            within = within + ((part - expected) * inside).square().sum((-1, -2))
+            total = total + ((part - mean) * inside).square().sum((-1, -2))
+        within, total = within.to(weights.dtype), total.to(weights.dtype)
         rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
@@ -139,26 +147,46 @@ def monotonicity(
 
 def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
     """Return `monotonicity` from one ring of keys around a query to the next one, (batch, 2) or (batch, 1)."""
+    assert matrices.positions is not None
+    signs = (-1, 1) if matrices.positions.has_directions else (None,)
+    return torch.stack([_side_by_ring(matrices, weights, sign) for sign in signs], -1).to(weights.dtype)
+
+
+def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int | None) -> Tensor:
+    """Return `monotonicity` of the past (-1), the future (1) or all keys (None), (batch,)."""
     positions = matrices.positions
     assert positions is not None
-    sides = [torch.ones(weights.shape[1:], dtype=torch.bool, device=weights.device)]
-    if positions.has_directions:
-        past, future = past_and_future(matrices)
-        sides = [~future, ~past]
-    shares = []
-    for side in sides:
-        ring = positions.ring_of_each_query(side.cpu()).to(weights.device)
-        inside = (ring >= 0).double()
-        ring = ring.clamp(min=0)
-        numbers = torch.zeros_like(inside).scatter_add(-1, ring, inside)
-        mass = weights.new_zeros(weights.shape, dtype=torch.float64)
-        mass = mass.scatter_add(-1, ring.expand(weights.shape), weights * inside)
-        mean, follows = ratio(mass, numbers), numbers[:, 1:] > 0
+    ring_of_step = positions.rings[1]
+    if sign is not None:
+        ring_of_step = np.where(positions.step_offset * sign >= 0, ring_of_step, -1)
+    rising = mass_beyond = weights.new_zeros(len(weights), dtype=torch.float64)
+    followed = 0
+    for rows in row_blocks(weights):
+        ring = at_steps(matrices, ring_of_step, rows)
+        inside, ring = (ring >= 0).double(), _compressed(ring, weights.shape[-1]).clamp(min=0)
+        numbers = inside.new_zeros(len(ring), int(ring.max()) + 1).scatter_add(-1, ring, inside)
+        part = weights[:, rows] * inside
+        mass = part.new_zeros(len(part), *numbers.shape).scatter_add(-1, ring.expand(part.shape), part)
+        mean, occurs = ratio(mass, numbers), numbers > 0
+        # the ring before each that occurs around this query
+        number = torch.arange(numbers.shape[1], device=weights.device)
+        before = torch.where(occurs, number, -1).cummax(-1).values.roll(1, -1)
+        follows = occurs & (before >= 0) & (number > 0)
+        nearer = mean.gather(-1, before.clamp(min=0).expand(mean.shape))
         rounding = 1 - 8 * torch.finfo(torch.float64).eps  # means of equal weights may differ by rounding
-        monotone = ((mean[..., :-1] >= mean[..., 1:] * rounding) & follows).sum((-1, -2))
-        has_weight = (mass[..., 1:].sum((-1, -2)) > 0) & follows.any()
-        shares.append(torch.where(has_weight, monotone / follows.sum().clamp(min=1), torch.nan))
-    return torch.stack(shares, -1).to(weights.dtype)
+        rising = rising + ((nearer < mean * rounding) & follows).sum((-1, -2))
+        mass_beyond = mass_beyond + (mass * follows).sum((-1, -2))
+        followed = followed + follows.sum()
+    return torch.where(mass_beyond > 0, 1 - rising / max(1, int(followed)), torch.nan)
+
+
+def _compressed(ring: Tensor, most: int) -> Tensor:
+    """Return rings (rows, n), -1 for none, as they are, or those of each query from 0 on where there are more than n."""
+    if int(ring.max()) < most:
+        return ring
+    ordered, order = ring.sort(-1)
+    rank = (ordered.diff(dim=-1, prepend=ordered[:, :1]) > 0).cumsum(-1) - (ordered[:, :1] < 0).long()
+    return torch.empty_like(ring).scatter_(-1, order, rank)
 
 
 def entropy(
