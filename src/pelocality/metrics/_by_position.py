@@ -41,11 +41,11 @@ def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: b
 
 def _compare(weights: Tensor, positions: Positions, rows: slice, tolerance: Tolerance) -> tuple[Tensor, ...]:
     """Return irregularity, difference, paired mass and number of pairs of rows, from the mean weight of each place."""
-    places = positions.places.to(weights.device)
-    if not positions.has_own_places:
-        here = weights.new_zeros(*weights.shape[:-1], int(places.max()) + 1)
-        weights = here.scatter_add(-1, places.expand(weights.shape), weights) / places.bincount()
     opposite = positions.opposites(rows, weights.device)  # (rows, places)
+    if not positions.has_own_places:
+        places = positions.places.to(weights.device)
+        here = weights.new_zeros(*weights.shape[:-1], opposite.shape[1])
+        weights = here.scatter_add(-1, places.expand(weights.shape), weights) / places.bincount()
     first = opposite > torch.arange(opposite.shape[1], device=weights.device)  # each pair once
     numbers = first.sum(-1)
     query, place = first.nonzero(as_tuple=True)
@@ -169,11 +169,12 @@ def sum_by(
         parts = [(rows, diagonal_sums(values(rows), torch.float64)) for rows in blocks]
         return torch.stack([pad(part, (n - rows.stop, rows.start)) for rows, part in parts]).sum(0)
     groups = int(group.max()) + 1 if groups is None else groups
-    group = np.where(group >= 0, group, groups)
-    sums = matrices.weights.new_zeros(len(matrices.weights), groups + 1, dtype=torch.float64)
+    group, sums = np.where(group >= 0, group, groups), None
     for rows in blocks:
         part = values(rows).flatten(1).double()
+        sums = part.new_zeros(len(part), groups + 1) if sums is None else sums
         sums.scatter_add_(-1, at_steps(matrices, group, rows).flatten().expand(part.shape), part)
+    assert sums is not None
     return sums[:, :groups]
 
 
@@ -219,18 +220,21 @@ def seen_keys(matrices: Matrices) -> Callable[[slice], Tensor]:
 
     These are the visible keys as the caller says or as `past_only` finds, without those at an infinite distance.
     """
+    *_, m, n = matrices.weights.shape
     causal = None if matrices.visible is not None else past_only(matrices)
+    some = causal is not None and bool(causal.any())
     if matrices.visible is not None:
         check_hidden_keys(matrices.weights, matrices.visible)
 
     def seen(rows: slice) -> Tensor:
-        if causal is None:
-            assert matrices.visible is not None
+        if matrices.visible is not None:
             visible = matrices.visible[:, rows]
         else:
-            later = later_keys(matrices, rows)
-            visible = ~causal[:, None, None] if later is None else ~(causal[:, None, None] & later)
-        if matrices.positions is None:
+            assert causal is not None
+            hidden = later_keys(matrices, rows)
+            shown = torch.ones(1, len(range(*rows.indices(m))), n, dtype=torch.bool, device=matrices.weights.device)
+            visible = shown if hidden is None or not some else ~(causal[:, None, None] & hidden)
+        if matrices.positions is None or not matrices.positions.has_infinite:
             return visible
         return visible & distances(matrices, rows).isfinite()
 
@@ -244,5 +248,5 @@ def visible_counts(matrices: Matrices) -> Tensor:
         position = torch.arange(1, n + 1, device=matrices.weights.device, dtype=torch.float64)
         return torch.where(past_only(matrices)[:, None], position, float(n))
     seen = seen_keys(matrices)
-    counts = [seen(rows).expand(-1, -1, n).sum(-1, dtype=torch.float64) for rows in row_blocks(matrices.weights)]
+    counts = [seen(rows).sum(-1, dtype=torch.float64) for rows in row_blocks(matrices.weights)]
     return torch.cat(counts, -1)

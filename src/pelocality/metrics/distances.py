@@ -97,14 +97,17 @@ def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
 
 def _uniform_locality(matrices: Matrices) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
-    weights, support = matrices.weights, visible_counts(matrices)
+    weights = matrices.weights
     n = weights.shape[-1]
     if matrices.visible is not None or matrices.positions is not None:
-        seen, near = seen_keys(matrices), []
+        seen, counts, near = seen_keys(matrices), [], []
         for rows in row_blocks(weights):
-            decay = torch.exp2(-distances(matrices, rows).double())
-            near.append((seen(rows) * decay).sum(-1))
+            inside = seen(rows)
+            counts.append(inside.sum(-1, dtype=torch.float64))
+            near.append((inside * torch.exp2(-distances(matrices, rows).double())).sum(-1))
+        support = torch.cat(counts, -1)
         return support, torch.cat(near, -1) / support
+    support = visible_counts(matrices)
     i = torch.arange(n, dtype=torch.float64, device=weights.device)
     past, future = 2 - 2**-i, 1 - 2 ** (i + 1 - n)  # sums of 2^-|i-j|
     return support, torch.where(support == n, past + future, past) / support
@@ -153,16 +156,15 @@ def past_locality(
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
-        near, mass = [], []
-        for rows in row_blocks(weights):
-            before = offsets(matrices, rows) < 0
-            distance = distances(matrices, rows).masked_fill(~before, torch.inf)
+        sums = []
+        for block in row_blocks(weights):
+            before = offsets(matrices, block) < 0
+            distance = distances(matrices, block).masked_fill(~before, torch.inf)
             # NaN for a query without a past
             further = (distance - distance.amin(-1, keepdim=True)).nan_to_num(torch.inf)
-            past = weights[:, rows] * before
-            mass.append(past.sum(-1))
-            near.append((past * torch.exp2(-further)).sum(-1))
-        near, mass = torch.cat(near, -1), torch.cat(mass, -1)
+            past = weights[:, block] * before
+            sums.append(torch.stack([(past * torch.exp2(-further)).sum(-1), past.sum(-1)]))
+        near, mass = torch.cat(sums, -1)
         values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 

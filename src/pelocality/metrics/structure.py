@@ -77,8 +77,13 @@ def toeplitz_share(
         weights, seen = weights_by_position(matrices), seen_keys(matrices)
         group = None if matrices.positions is None else matrices.positions.step_displacement
         n = weights.shape[-1]
-        counts = sum_by(matrices, group, lambda rows: seen(rows).expand(len(weights), -1, n).to(weights.dtype))
-        sums = sum_by(matrices, group, lambda rows: weights[:, rows] * seen(rows))
+
+        def values(rows: slice) -> Tensor:
+            inside = seen(rows)
+            return torch.cat([weights[:, rows] * inside, inside.to(weights.dtype)])
+
+        sums = sum_by(matrices, group, values)
+        sums, counts = sums[: len(weights)], sums[len(weights) :]
         mean = (sums.sum(-1) / counts.sum(-1)).to(weights.dtype)[:, None, None]
         profile = ratio(sums, counts).to(weights.dtype)
         within = total = weights.new_zeros(len(weights), dtype=torch.float64)
