@@ -24,16 +24,25 @@ class Axis(NamedTuple):
     Attributes:
         of_query: The number of each query's place along the axis, integers (m,).
         of_key: The number of each key's place, or that of each place of keys, integers (n,).
-        numbers: A number for each place of queries and each place of keys, integers (x, y).
+        numbers: A number for each place of queries and each place of keys, integers (x, y). None: places are evenly
+            spaced, and the number is that of the key's place minus that of the query's.
     """
 
     of_query: Integers
     of_key: Integers
-    numbers: Integers
+    numbers: Integers | None
 
     def at(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
         """Return the number of each of these queries and each key, (rows, n), as an array or as ``read`` returns it."""
+        if self.numbers is None:
+            return read(self.of_key) - read(self.of_query[rows])[:, None]
         return read(self.numbers[self.of_query[rows]])[:, read(self.of_key)]
+
+    def times(self, stride: int) -> Self:
+        """Return the axis with numbers that are a multiple of its own."""
+        if self.numbers is None:
+            return self._replace(of_query=self.of_query * stride, of_key=self.of_key * stride)
+        return self._replace(numbers=self.numbers * stride)
 
 
 def _read_as_tensor(name: str) -> Any:
@@ -378,8 +387,8 @@ class Positions(Configurable):
     def _mirrors(self) -> tuple[Integers, Integers, list[Axis], list[Integers]]:
         """The sequences of queries and places; for each axis, the place along it that lies opposite, and a table.
 
-        The table has the combination of a combination so far (or a sequence), and a place along the axis. The last of
-        them stand for none, and the last combinations are places.
+        The table has the combination of a combination so far (or a sequence), and a place along the axis. Its last row
+        and its last number stand for none, and the last combinations are places.
         """
         if self._keys is None:
             raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
@@ -389,14 +398,21 @@ class Positions(Configurable):
         known = of_place = np.zeros(len(place), np.int64) if self._sequence is None else self._sequence[first]
         axes, tables = [], []
         for x, y in zip(self._x.T, place.T, strict=True):
-            level, index = _levels(y, self.tolerance)
-            (xs, at_x), (ys, at_y) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
-            axes.append(Axis(at_x, at_y, _nearest(level, 2 * xs[:, None] - ys, 4 * self.tolerance)))
-            combined = np.unique(known * len(level) + index, return_inverse=True)[1]
+            if (even := _evenly_spaced(x, y, self.tolerance)) is not None:
+                of_query, level, _ = even
+                lowest = min(0, 2 * of_query.min() - level.max())
+                axes.append(Axis(lowest - 2 * of_query, -level, None))
+                level, levels = level - lowest, max(level.max(), 2 * of_query.max()) - lowest + 1
+            else:
+                values, level = _levels(y, self.tolerance)
+                (xs, at_x), (ys, at_y) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
+                axes.append(Axis(at_x, at_y, _nearest(values, 2 * xs[:, None] - ys, 4 * self.tolerance)))
+                levels = len(values) + 1
+            combined = np.unique(known * levels + level, return_inverse=True)[1]
             if len(axes) == self.dimensions:
                 combined = np.arange(len(place))
-            table = np.full((known.max() + 2, len(level) + 1), combined.max() + 1)
-            table[known, index] = combined
+            table = np.full((known.max() + 2, levels), combined.max() + 1)
+            table[known, level] = combined
             tables.append(table)
             known = combined
         return sequence, of_place, axes, tables
@@ -444,19 +460,16 @@ class Positions(Configurable):
         m, n = self.shape
         if self._distances is not None:
             return [_every_pair(m, n)], self._distances.reshape(-1, 1)
-        places = [[np.unique(each, return_inverse=True) for each in xy] for xy in zip(self._x.T, self._y.T, strict=True)]
+        counts = [(len(np.unique(x)), len(np.unique(y))) for x, y in zip(self._x.T, self._y.T, strict=True)]
         # a number for each combination of the displacements along the axes, unless that is more than there are pairs
-        if self.dimensions == 1 or math.prod(len(x) + len(y) - 1 for (x, _), (y, _) in places) <= m * n:
-            along = [_distinct(y - x[:, None]) for (x, _), (y, _) in places]
-            sizes = [len(values) for values, _ in along]
-            if math.prod(sizes) <= m * n:
+        if self.dimensions == 1 or math.prod(of_x + of_y - 1 for of_x, of_y in counts) <= m * n:
+            axes = [_displacements(x, y, self.tolerance) for x, y in zip(self._x.T, self._y.T, strict=True)]
+            sizes = [len(values) for _, values in axes]
+            if math.prod(sizes) <= max(m * n, math.prod(2 * (of_x + of_y) for of_x, of_y in counts)):
                 strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-                axes = [
-                    Axis(of_query, of_key, numbers * stride)
-                    for ((_, of_query), (_, of_key)), (_, numbers), stride in zip(places, along, strides, strict=True)
-                ]
-                vectors = np.meshgrid(*(values for values, _ in along), indexing="ij")
-                return axes, np.stack(vectors, -1).reshape(-1, self.dimensions)
+                vectors = np.meshgrid(*(values for _, values in axes), indexing="ij")
+                vectors = np.stack(vectors, -1).reshape(-1, self.dimensions)
+                return [axis.times(stride) for (axis, _), stride in zip(axes, strides, strict=True)], vectors
         return [_every_pair(m, n)], (self._y - self._x[:, None]).reshape(m * n, -1)
 
     @cached_property
@@ -469,14 +482,43 @@ def _every_pair(m: int, n: int) -> Axis:
     return Axis(np.arange(m), np.arange(n), np.arange(m * n).reshape(m, n))
 
 
-def _distinct(values: Floats) -> tuple[Floats, Integers]:
-    """Return the different values, rising, and which of them each value is; fast for integers that lie close."""
-    lowest = values.min()
-    if values.dtype.kind == "i" and values.max() - lowest < values.size:
-        occurs = np.bincount((values - lowest).ravel()) > 0
-        return np.flatnonzero(occurs) + lowest, (occurs.cumsum() - 1)[values - lowest]
-    different, index = np.unique(values, return_inverse=True)
-    return different, index.reshape(values.shape)
+def _displacements(x: Floats, y: Floats, tolerance: float) -> tuple[Axis, Floats]:
+    """Return the axis of coordinates of queries and of keys, and the displacement of each of its numbers."""
+    if (even := _evenly_spaced(x, y, tolerance)) is not None:
+        of_query, of_key, displacement = even
+        return Axis(of_query - of_query.max(), of_key, None), displacement
+    (xs, of_query), (ys, of_key) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
+    different, numbers = np.unique(ys - xs[:, None], return_inverse=True)
+    return Axis(of_query, of_key, numbers.reshape(len(xs), len(ys))), different
+
+
+def _evenly_spaced(x: Floats, y: Floats, tolerance: float) -> tuple[Integers, Integers, Floats] | None:
+    """Return coordinates as whole multiples, the first key 0, and every displacement, rising; None if they are not even.
+
+    Multiples may be left out, but there are at most twice as many as coordinates.
+    """
+    places = np.unique(np.concatenate([x, y]))
+    x, y, between = x.astype(places.dtype), y.astype(places.dtype), np.diff(places)
+    between = between[between > tolerance]
+    exact = between.dtype.kind == "i"
+    unit = max(1, np.gcd.reduce(between, initial=0)) if exact else between.min(initial=np.inf)
+    if len(between) and (places[-1] - places[0]) / unit > 2 * len(between):
+        return None
+    of_query, of_key = (
+        (each - y.min()) // unit if exact else np.rint((each - y.min()) / unit).astype(np.int64) for each in (x, y)
+    )
+    size = of_key.max() - of_query.min() + of_query.max() + 1
+    if exact:
+        return of_query, of_key, (np.arange(size) - of_query.max()) * unit
+    least, most = np.full((2, size), np.inf)
+    for rows in (slice(start, start + 64) for start in range(0, len(x), 64)):
+        numbers, displacement = of_key - of_query[rows, None] + of_query.max(), y - x[rows, None]
+        np.minimum.at(least, numbers.ravel(), displacement.ravel())
+        np.minimum.at(most, numbers.ravel(), -displacement.ravel())
+    ends = np.stack([least, -most], 1)[np.isfinite(least)].ravel()  # the extremes of each number
+    if (np.diff(ends)[::2] > tolerance).any() or (np.diff(ends)[1::2] <= tolerance).any():
+        return None
+    return of_query, of_key, np.where(least > 0, least, np.where(most > 0, -most, 0.0))
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
