@@ -98,8 +98,8 @@ def direction_balance(
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
-        left = sum_over_keys(weights, lambda rows: offsets(matrices, rows) < 0)
-        right = sum_over_keys(weights, lambda rows: offsets(matrices, rows) > 0)
+        left = sum_over_keys(weights, lambda block: offsets(matrices, block) < 0)
+        right = sum_over_keys(weights, lambda block: offsets(matrices, block) > 0)
         if not rows:
             left, right = left.sum(-1), right.sum(-1)
         return ratio(right - left, left + right)

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
+from pelocality._transforms import transformed
 from pelocality.metrics._by_position import (
     at_steps,
     of_each_key,
+    offsets,
     row_blocks,
     seen_keys,
     sum_by,
@@ -139,13 +141,15 @@ def monotonicity(
         if matrices.positions is not None:
             return _monotonicity_by_ring(matrices, weights)
         n = weights.shape[-1]
-        shares = []
-        for side in (weights, weights.flip(-1, -2)):  # reversing both axes turns the future into the past
-            nearer, farther = side[..., 1:, 1:], side[..., 1:, :-1]  # A[i, j] and A[i, j-1], i >= 1
-            monotone = (nearer >= farther).tril().sum((-1, -2))
-            has_weight = side.tril(-1).sum((-1, -2)) > 0
-            shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
-        return torch.stack(shares, -1)
+        growing, held = [], []
+        for rows in row_blocks(weights):
+            part, offset = weights[:, rows], offsets(matrices, rows)
+            left, right, to_left = part[..., :-1], part[..., 1:], offset[:, :-1]
+            sides = ((right < left) & (to_left < 0), (right > left) & (to_left >= 0))
+            growing.append(torch.stack([side.sum((-1, -2)) for side in sides], -1))
+            held.append(torch.stack([((part > 0) & side).flatten(1).any(1) for side in (offset < 0, offset > 0)], -1))
+        shares = 1 - torch.stack(growing).sum(0).double() / (n * (n - 1) / 2 or 1)
+        return torch.where(torch.stack(held).any(0), shares, torch.nan).to(weights.dtype)
 
     return map_matrices(attention, kernel, positions, mask, without_first)
 
@@ -245,12 +249,18 @@ def entropy(
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
         support = visible_counts(matrices)
-        nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
+        differentiated = weights.requires_grad or transformed(weights)
+        nats = torch.cat([_nats(weights[:, rows], differentiated) for rows in row_blocks(weights)], -1)
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     sees: dict[str, Any] = {"causal": causal, "visible": visible}
     return map_with_visible(attention, kernel, positions, mask, without_first, **sees, rows=rows, any_shape=True)
+
+
+def _nats(weights: Tensor, differentiated: bool) -> Tensor:
+    """Return the entropy of every row, whose gradient at a weight of 0 is 0."""
+    return torch.special.entr(torch.where(weights > 0, weights, 1) if differentiated else weights).sum(-1)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
