@@ -70,7 +70,7 @@ class Positions(Configurable):
         sequence: The number of each key's sequence, (n,), if several sequences are packed into one input. The distance
             between two sequences is infinite. `packed` reads this argument from ``position_ids``.
         ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
-            `half_life`, `monotonicity`) round distances to multiples of this width. None: a ring has equal distances.
+            `half_life`, `monotonicity`, and along a line `toeplitz_share`) round distances to multiples of this width. None: a ring has equal distances.
         tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
             coordinate, 0 for integers.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
@@ -372,13 +372,16 @@ class Positions(Configurable):
         Raises:
             ValueError: Distances, which have no opposite.
         """
+
         def read(array: Integers) -> Tensor:
             return as_tensor(array).to(device)
 
         sequence_of_query, sequence_of_place, axes, tables = self._mirrors
         query, place = read(sequence_of_query[rows])[:, None], read(sequence_of_place)
         opposite = query.expand(-1, len(place))
-        for axis, table in zip(axes, tables, strict=True):  # axis by axis, which places agree with the reflection so far
+        for axis, table in zip(
+            axes, tables, strict=True
+        ):  # axis by axis, which places agree with the reflection so far
             at = opposite * table.shape[1] + axis.at(rows, read)
             opposite = read(table.ravel()).index_select(0, at.flatten()).reshape(at.shape)
         return torch.where((query == place) & (opposite < len(place)), opposite, -1)
@@ -537,8 +540,8 @@ def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
         raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
-    square = coordinates.shape[0] == coordinates.shape[1] > 1
-    if square and (coordinates >= 0).all() and not coordinates.diagonal().any():
+    square = coordinates.shape[0] == coordinates.shape[1] > 3  # few points may have as many coordinates
+    if square and (coordinates == coordinates.T).all() and not coordinates.diagonal().any():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
         return coordinates.astype(np.int64), 0.0

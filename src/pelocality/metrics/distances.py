@@ -408,10 +408,12 @@ def half_life(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
+        # numbers of few digits, such as powers of 2, need not have been rounded to them
+        dtype = torch.float64 if matrices.weights.dtype == torch.float64 else matrices.dtype
         if matrices.positions is None:
-            return half_life_of_profile(profile(matrices), side, matrices.weights.dtype)
+            return half_life_of_profile(profile(matrices), side, dtype)
         means, radius = ring_means(matrices, side)
-        return _half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.weights.dtype)
+        return _half_life(means[..., 1:].nan_to_num(), radius[1:], dtype)
 
     check_choice("side", side, ("both", "past", "future"))
     return map_matrices(attention, kernel, positions, mask, without_first)

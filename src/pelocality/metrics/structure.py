@@ -48,7 +48,8 @@ def toeplitz_share(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        positions: As for `locality`. Weights are then compared by the vector from query to key.
+        positions: As for `locality`. Weights are then compared by the vector from query to key, and on a line with
+            rings by the rounded distance.
         causal: Whether a query sees only its past. None: each matrix without weight above its diagonal is causal.
         visible: As for `adjusted_locality`.
         mask: As for `locality`.
@@ -77,7 +78,10 @@ def toeplitz_share(
 
     def kernel(matrices: Matrices) -> Tensor:
         weights, seen = weights_by_position(matrices), seen_keys(matrices)
-        group = None if matrices.positions is None else matrices.positions.step_displacement
+        positions, group = matrices.positions, None
+        if positions is not None:
+            rounded = positions.ring is not None and positions.has_directions
+            group = positions.step_profile if rounded else positions.step_displacement
         n = weights.shape[-1]
 
         def values(rows: slice) -> Tensor:
