@@ -40,17 +40,19 @@ def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     if extra := -queries % _HEIGHT:
         matrix = pad(matrix, (0, 0, extra, 0))
     # Few rows at a time stay in the precision of the matrix, because another one is a copy; then their sums follow.
-    few = _shifted_sum(matrix.unflatten(-2, (-1, _HEIGHT)), 1, torch.promote_types(matrix.dtype, torch.float32))
+    blocks = matrix.reshape(*matrix.shape[:-2], -1, _HEIGHT, keys)
+    few = _shifted_sum(blocks, 1, torch.promote_types(matrix.dtype, torch.float32))
     return _shifted_sum(few.to(dtype or few.dtype), _HEIGHT)[..., : queries + keys - 1].to(dtype or matrix.dtype)
 
 
 def _shifted_sum(rows: Tensor, shift: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Sum rows, each of which lies a shift further right than the one below it: (..., r, w) -> (..., w + (r-1) shift)."""
+    """Sum rows, each of which lies a shift to the right of the next: (..., r, w) -> (..., w + (r - 1) shift)."""
     number, width = rows.shape[-2:]
     width += (number - 1) * shift
     # read back in rows longer than the padded ones, rows move to the left, one by one
     padded = pad(rows, (width - rows.shape[-1], shift, 0, 1)).flatten(-2)
-    return padded[..., : number * (width + 2 * shift)].unflatten(-1, (number, -1))[..., :width].sum(-2, dtype=dtype)
+    longer = padded[..., : number * (width + 2 * shift)].reshape(*rows.shape[:-1], width + 2 * shift)
+    return longer[..., :width].sum(-2, dtype=dtype)
 
 
 class _Toeplitz(torch.autograd.Function):

@@ -70,7 +70,8 @@ class Positions(Configurable):
         sequence: The number of each key's sequence, (n,), if several sequences are packed into one input. The distance
             between two sequences is infinite. `packed` reads this argument from ``position_ids``.
         ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
-            `half_life`, `monotonicity`, and along a line `toeplitz_share`) round distances to multiples of this width. None: a ring has equal distances.
+            `half_life`, `monotonicity`, and of one coordinate `toeplitz_share`) round distances to multiples of this
+            width. None: a ring has equal distances.
         tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
             coordinate, 0 for integers.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
@@ -223,7 +224,9 @@ class Positions(Configurable):
     # ---- distances, of each step: a displacement from a query to a key, of which a grid has few
 
     def steps(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
-        """Return the number of the step from each of these queries to each key, (rows, n); the last is between sequences.
+        """Return the number of the step from each of these queries to each key, (rows, n).
+
+        The last number is that of keys in other sequences.
 
         Args:
             rows: The queries.
@@ -241,7 +244,7 @@ class Positions(Configurable):
 
     @cached_property
     def step_distance(self) -> Floats:
-        """The distance of each step, (t + 1,), float64; equal up to the tolerance is equal, between sequences infinite."""
+        """The distance of each step, (t + 1,), equal where it is so up to the tolerance, infinite between sequences."""
         _, vectors = self._steps
         exact = np.linalg.norm(vectors, axis=-1) if vectors.shape[1] > 1 else abs(vectors[:, 0])
         occurs = self.step_count[:-1] > 0
@@ -337,7 +340,7 @@ class Positions(Configurable):
 
     @cached_property
     def displacements(self) -> Tensor:
-        """The number of the displacement from each query to each key, (m, n), from 0 on, -1 for an infinite distance."""
+        """The `step_displacement` from each query to each key, (m, n), -1 for an infinite distance."""
         return self._of_pairs(self.step_displacement)
 
     def _of_pairs(self, table: Floats) -> Tensor:
@@ -367,7 +370,7 @@ class Positions(Configurable):
         return bool((np.diff(self._places) == 1).all()) and self._places[0] == 0
 
     def opposites(self, rows: slice, device: torch.device = _CPU) -> Tensor:
-        """Return the place opposite of each place through each of these queries, (rows, places), -1 where there is none.
+        """Return the place opposite of each place through each of these queries, (rows, places), -1 for none.
 
         Raises:
             ValueError: Distances, which have no opposite.
@@ -470,9 +473,9 @@ class Positions(Configurable):
             sizes = [len(values) for _, values in axes]
             if math.prod(sizes) <= max(m * n, math.prod(2 * (of_x + of_y) for of_x, of_y in counts)):
                 strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-                vectors = np.meshgrid(*(values for _, values in axes), indexing="ij")
-                vectors = np.stack(vectors, -1).reshape(-1, self.dimensions)
-                return [axis.times(stride) for (axis, _), stride in zip(axes, strides, strict=True)], vectors
+                vectors = np.stack(np.meshgrid(*(values for _, values in axes), indexing="ij"), -1)
+                numbered = [axis.times(stride) for (axis, _), stride in zip(axes, strides, strict=True)]
+                return numbered, vectors.reshape(-1, self.dimensions)
         return [_every_pair(m, n)], (self._y - self._x[:, None]).reshape(m * n, -1)
 
     @cached_property
@@ -496,7 +499,7 @@ def _displacements(x: Floats, y: Floats, tolerance: float) -> tuple[Axis, Floats
 
 
 def _evenly_spaced(x: Floats, y: Floats, tolerance: float) -> tuple[Integers, Integers, Floats] | None:
-    """Return coordinates as whole multiples, the first key 0, and every displacement, rising; None if they are not even.
+    """Return coordinates as whole multiples, the first key 0, and every displacement, rising; None if they are uneven.
 
     Multiples may be left out, but there are at most twice as many as coordinates.
     """

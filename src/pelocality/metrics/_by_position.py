@@ -35,11 +35,12 @@ def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: b
         return RowStatistics(total, 0.0, locality)
     tolerance = tolerance or Tolerance.for_dtype(matrices.dtype)
     compared = [_compare(weights[:, rows], positions, rows, tolerance) for rows in row_blocks(weights)]
-    *sums, numbers = (torch.cat(each, -1) for each in zip(*compared, strict=True))
-    return RowStatistics(total, 0.0, locality, *sums, numbers)
+    return RowStatistics(total, 0.0, locality, *(torch.cat(each, -1) for each in zip(*compared, strict=True)))
 
 
-def _compare(weights: Tensor, positions: Positions, rows: slice, tolerance: Tolerance) -> tuple[Tensor, ...]:
+def _compare(
+    weights: Tensor, positions: Positions, rows: slice, tolerance: Tolerance
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return irregularity, difference, paired mass and number of pairs of rows, from the mean weight of each place."""
     opposite = positions.opposites(rows, weights.device)  # (rows, places)
     if not positions.has_own_places:
@@ -51,12 +52,14 @@ def _compare(weights: Tensor, positions: Positions, rows: slice, tolerance: Tole
     query, place = first.nonzero(as_tuple=True)
     column = torch.arange(len(query), device=weights.device) - (numbers.cumsum(0) - numbers)[query]
     exists = torch.arange(max(1, int(numbers.max())), device=weights.device) < numbers[:, None]
-    sides = []
-    for side in (place, opposite[query, place]):
-        chosen = torch.zeros_like(exists, dtype=torch.int64)
-        chosen[query, column] = side
-        sides.append(torch.where(exists, weights.gather(-1, chosen.expand(len(weights), -1, -1)), 0))
-    return *compare_pairs(*sides, exists, tolerance), numbers
+
+    def weights_of(chosen: Tensor) -> Tensor:
+        by_query = torch.zeros_like(exists, dtype=torch.int64)
+        by_query[query, column] = chosen
+        return torch.where(exists, weights.gather(-1, by_query.expand(len(weights), -1, -1)), 0)
+
+    left, right = weights_of(place), weights_of(opposite[query, place])
+    return *compare_pairs(left, right, exists, tolerance), numbers
 
 
 def row_blocks(weights: Tensor) -> Iterator[slice]:
@@ -147,9 +150,9 @@ def mean_by(matrices: Matrices, group: NDArray[Any] | None, weights: Tensor, gro
         return diagonal_sums(weights, torch.float64) / numbers
     assert matrices.positions is not None
     sums = sum_by(matrices, group, lambda rows: weights[:, rows], groups)
-    numbers = np.zeros(sums.shape[-1] + 1, np.int64)
-    np.add.at(numbers, group, matrices.positions.step_count)  # the last are those of no group
-    return ratio(sums, as_tensor(numbers[:-1]).to(weights.device), torch.nan)
+    pairs = np.zeros(sums.shape[-1] + 1, np.int64)
+    np.add.at(pairs, group, matrices.positions.step_count)  # the last are those of no group
+    return ratio(sums, as_tensor(pairs[:-1]).to(weights.device), torch.nan)
 
 
 def sum_by(
@@ -184,7 +187,7 @@ def of_each_key(matrices: Matrices, group: NDArray[Any] | None, values: Tensor, 
         n = matrices.weights.shape[-1]
         return values.unfold(-1, n, 1)[:, n - rows.stop : n - rows.start].flip(1)
     numbers = at_steps(matrices, group.clip(min=0), rows)
-    return values.index_select(1, numbers.flatten()).unflatten(1, numbers.shape)
+    return values.index_select(1, numbers.flatten()).reshape(len(values), *numbers.shape)
 
 
 def later_keys(matrices: Matrices, rows: slice = slice(None)) -> Tensor | None:

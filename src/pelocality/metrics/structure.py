@@ -173,7 +173,7 @@ def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int | None) -> Tens
     if sign is not None:
         ring_of_step = np.where(positions.step_offset * sign >= 0, ring_of_step, -1)
     rising = mass_beyond = weights.new_zeros(len(weights), dtype=torch.float64)
-    followed = 0
+    followed = torch.zeros((), dtype=torch.int64, device=weights.device)
     for rows in row_blocks(weights):
         ring = at_steps(matrices, ring_of_step, rows)
         inside, ring = (ring >= 0).double(), _compressed(ring, weights.shape[-1]).clamp(min=0)
@@ -190,11 +190,11 @@ def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int | None) -> Tens
         rising = rising + ((nearer < mean * rounding) & follows).sum((-1, -2))
         mass_beyond = mass_beyond + (mass * follows).sum((-1, -2))
         followed = followed + follows.sum()
-    return torch.where(mass_beyond > 0, 1 - rising / max(1, int(followed)), torch.nan)
+    return torch.where(mass_beyond > 0, 1 - rising / followed.clamp(min=1), torch.nan)
 
 
 def _compressed(ring: Tensor, most: int) -> Tensor:
-    """Return rings (rows, n), -1 for none, as they are, or those of each query from 0 on where there are more than n."""
+    """Return rings (rows, n), -1 for none, as they are; those of each query from 0 on where there are more than n."""
     if int(ring.max()) < most:
         return ring
     ordered, order = ring.sort(-1)
@@ -264,7 +264,8 @@ def entropy(
 
 def _nats(weights: Tensor, differentiated: bool) -> Tensor:
     """Return the entropy of every row, whose gradient at a weight of 0 is 0."""
-    return torch.special.entr(torch.where(weights > 0, weights, 1) if differentiated else weights).sum(-1)
+    nats: Tensor = torch.special.entr(torch.where(weights > 0, weights, 1) if differentiated else weights)
+    return nats.sum(-1)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
