@@ -442,7 +442,7 @@ def test_positions_that_were_used_without_gradients_serve_with_them():
     aligned = random_attention(2, 5)
     with torch.device("meta"):
         other = Positions(range(5), queries=[0.5, 1.5])
-        assert other.pairs.exists.sum() == 3
+        assert (other.opposites(slice(None), torch.device("cpu")) >= 0).sum() == 6
         assert metrics.diagonality(aligned, positions=other).isfinite()
 
 
@@ -464,3 +464,47 @@ def test_results_whose_positions_would_be_lost_are_refused():
 def test_the_last_rows_of_a_causal_matrix_warn_as_the_whole_does():
     with pytest.warns(UserWarning, match="one-sided"):
         metrics.symmetry(causal_attention(20, 20)[15:], positions=Positions(range(20), queries=range(15, 20)))
+
+
+def test_diagonality_counts_what_lies_behind_a_sink():
+    attention = torch.tensor([[1 - 3e-17, 1e-17, 2e-17], [1.0, 3e-17, 1e-17], [1.0, 2e-17, 1e-17]], dtype=torch.float64)
+    expected = torch.tensor(gamma(attention.tolist()), dtype=torch.float64)
+    torch.testing.assert_close(metrics.diagonality(attention), expected)
+
+
+def test_monotonicity_by_position_does_not_follow_the_default_dtype():
+    attention, grid = random_attention(36, 36), Positions.grid(6, 6)
+    expected = metrics.monotonicity(attention, positions=grid)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(metrics.monotonicity(attention, positions=grid), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_half_life_of_numbers_with_few_digits_is_that_of_their_own_precision():
+    attention = torch.full((64, 64), 1 / 64, dtype=torch.float64)
+    attention[32:, :32], attention[32:, 32:] = (1 - 2**-6) / 64, (1 + 2**-6) / 64
+    assert torch.equal(attention.bfloat16().double(), attention)
+    assert metrics.half_life(attention).isfinite()
+    assert metrics.half_life(attention, positions=Positions(range(64), ring=1)).isfinite()
+
+
+def test_rings_round_the_displacements_of_a_line():
+    seconds = np.sort(np.random.default_rng(0).random(40)) * 10
+    attention = random_attention(40, 40)
+    assert metrics.toeplitz_share(attention, positions=seconds) == pytest.approx(1, abs=0.1)
+    assert metrics.toeplitz_share(attention, positions=Positions(seconds, ring=2.0)) < 0.2
+
+
+def test_few_points_may_have_as_many_coordinates():
+    assert Positions.grid(2, 1).shape == (2, 2)
+    assert Positions([[0, 1], [1, 0]]).distance[0, 1] == pytest.approx(2**0.5)
+    assert Positions([[0, 2, 1], [3, 0, 1], [1, 1, 0]]).dimensions == 3
+
+
+@pytest.mark.parametrize(
+    "positions", [Positions.grid(24, 20), Positions(np.arange(480) * 0.02), Positions.packed([*range(160)] * 3)]
+)
+def test_evenly_spaced_places_have_few_steps(positions):
+    assert positions.steps().max() < 4 * 480

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+_HEIGHT = 8  # rows summed in the precision of a matrix
 _ROWS = 64  # rows of a gradient summed at a time, few enough for the cache of a CPU
 
 
@@ -36,10 +37,22 @@ def diagonals(column: Tensor, row: Tensor) -> Tensor:
 def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Sum along the diagonals, furthest past first: (..., q, k) -> (..., q + k - 1)."""
     queries, keys = matrix.shape[-2:]
-    width = queries + keys - 1
-    # rows padded to one more element than they are read back in shift by one each: diagonals become columns
-    rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], queries * (width + 1))[..., : queries * width]
-    return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
+    if extra := -queries % _HEIGHT:
+        matrix = pad(matrix, (0, 0, extra, 0))
+    # Few rows at a time stay in the precision of the matrix, because another one is a copy; then their sums follow.
+    blocks = matrix.reshape(*matrix.shape[:-2], -1, _HEIGHT, keys)
+    few = _shifted_sum(blocks, 1, torch.promote_types(matrix.dtype, torch.float32))
+    return _shifted_sum(few.to(dtype or few.dtype), _HEIGHT)[..., : queries + keys - 1].to(dtype or matrix.dtype)
+
+
+def _shifted_sum(rows: Tensor, shift: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum rows, each of which lies a shift to the right of the next: (..., r, w) -> (..., w + (r - 1) shift)."""
+    number, width = rows.shape[-2:]
+    width += (number - 1) * shift
+    # read back in rows longer than the padded ones, rows move to the left, one by one
+    padded = pad(rows, (width - rows.shape[-1], shift, 0, 1)).flatten(-2)
+    longer = padded[..., : number * (width + 2 * shift)].reshape(*rows.shape[:-1], width + 2 * shift)
+    return longer[..., :width].sum(-2, dtype=dtype)
 
 
 class _Toeplitz(torch.autograd.Function):

@@ -1,5 +1,7 @@
 """Where queries and keys lie, if not one after the other on a line: a grid, time stamps, a graph, other keys."""
 
+import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -13,25 +15,39 @@ from pelocality._configuration import Configurable
 
 Floats = NDArray[Any]
 Integers = NDArray[np.int64]
+_CPU = torch.device("cpu")
 
 
-class Pairs(NamedTuple):
-    """The pairs of places that are point reflections of each other through a query.
+class Axis(NamedTuple):
+    """Which places queries and keys have along an axis, of which a grid has few.
 
     Attributes:
-        left: A place of each pair, by its number, integers (query, pair).
-        right: The place opposite.
-        exists: Which entries are pairs, boolean (query, pair); rows are padded.
+        of_query: The number of each query's place along the axis, integers (m,).
+        of_key: The number of each key's place, or that of each place of keys, integers (n,).
+        numbers: A number for each place of queries and each place of keys, integers (x, y). None: places are evenly
+            spaced, and the number is that of the key's place minus that of the query's.
     """
 
-    left: Tensor
-    right: Tensor
-    exists: Tensor
+    of_query: Integers
+    of_key: Integers
+    numbers: Integers | None
+
+    def at(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
+        """Return the number of each of these queries and each key, (rows, n), as an array or as ``read`` returns it."""
+        if self.numbers is None:
+            return read(self.of_key) - read(self.of_query[rows])[:, None]
+        return read(self.numbers[self.of_query[rows]])[:, read(self.of_key)]
+
+    def times(self, stride: int) -> Self:
+        """Return the axis with numbers that are a multiple of its own."""
+        if self.numbers is None:
+            return self._replace(of_query=self.of_query * stride, of_key=self.of_key * stride)
+        return self._replace(numbers=self.numbers * stride)
 
 
-def _as_tensor(name: str) -> Any:
+def _read_as_tensor(name: str) -> Any:
     """Return a property that reads an array, if there is one, as a tensor."""
-    return property(lambda self: None if getattr(self, name) is None else _tensor(getattr(self, name)))
+    return property(lambda self: None if getattr(self, name) is None else as_tensor(getattr(self, name)))
 
 
 class Positions(Configurable):
@@ -54,7 +70,8 @@ class Positions(Configurable):
         sequence: The number of each key's sequence, (n,), if several sequences are packed into one input. The distance
             between two sequences is infinite. `packed` reads this argument from ``position_ids``.
         ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
-            `half_life`, `monotonicity`) round distances to multiples of this width. None: a ring has equal distances.
+            `half_life`, `monotonicity`, and of one coordinate `toeplitz_share`) round distances to multiples of this
+            width. None: a ring has equal distances.
         tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
             coordinate, 0 for integers.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
@@ -179,7 +196,7 @@ class Positions(Configurable):
         computed = [name for name in vars(type(self)) if isinstance(vars(type(self))[name], cached_property)]
         return {name: value for name, value in vars(self).items() if name not in computed}
 
-    keys, queries, sequence, distances = map(_as_tensor, ("_keys", "_queries", "_sequence", "_distances"))
+    keys, queries, sequence, distances = map(_read_as_tensor, ("_keys", "_queries", "_sequence", "_distances"))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -204,16 +221,44 @@ class Positions(Configurable):
         plain = self._queries is None and self._sequence is None and self.ring is None and not self.before
         return plain and self.has_directions and bool((np.diff(self._y[:, 0]) == 1).all())
 
-    # ---- distances
+    # ---- distances, of each step: a displacement from a query to a key, of which a grid has few
+
+    def steps(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
+        """Return the number of the step from each of these queries to each key, (rows, n).
+
+        The last number is that of keys in other sequences.
+
+        Args:
+            rows: The queries.
+            device: Where the numbers are needed.
+        """
+        numbers: Tensor = self._numbers(rows, lambda array: as_tensor(array).to(device))
+        return numbers
+
+    def _numbers(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
+        axes, vectors = self._steps
+        numbers = sum(axis.at(rows, read) for axis in axes)
+        if self._sequence is not None:
+            numbers[read(self._sequence[rows])[:, None] != read(self._sequence)] = len(vectors)
+        return numbers
 
     @cached_property
-    def distance(self) -> Tensor:
-        """The distance of every query and key, (m, n), float64, on the CPU; equal up to the tolerance is equal."""
-        return _tensor(self._distance)
+    def step_distance(self) -> Floats:
+        """The distance of each step, (t + 1,), equal where it is so up to the tolerance, infinite between sequences."""
+        _, vectors = self._steps
+        exact = np.linalg.norm(vectors, axis=-1) if vectors.shape[1] > 1 else abs(vectors[:, 0])
+        occurs = self.step_count[:-1] > 0
+        distance = np.append(exact.astype(float), np.inf)
+        if self._distances is not None:
+            return distance
+        rounding = 8 * np.finfo(float).eps * float(exact[occurs].max(initial=0)) * (self.dimensions > 1)  # norms round
+        level, index = _levels(np.append(exact[occurs].astype(float), 0.0), max(self.tolerance, rounding))
+        distance[:-1][occurs] = level[index[:-1]]
+        return distance
 
     @cached_property
-    def offset(self) -> Tensor:
-        """The signed distance of every query and key, (m, n), below 0 for keys before the query.
+    def step_offset(self) -> Floats:
+        """The signed distance of each step, (t + 1,), below 0 into the past.
 
         Raises:
             ValueError: Several coordinates, or distances, which have no sign.
@@ -221,113 +266,167 @@ class Positions(Configurable):
         if not self.has_directions:
             advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
             raise ValueError(f"these positions have no past and no future, which this measures; {advice}")
-        return _tensor(np.where(self._displacement[..., 0] < 0, -self._distance, self._distance))
+        distance = self.step_distance
+        return np.where(np.append(self._steps[1][:, 0] < 0, False), -distance, distance)
 
     @cached_property
-    def later(self) -> Tensor | None:
-        """Which keys a causal mask hides, boolean (m, n); None where no order is known.
+    def step_count(self) -> Integers:
+        """How many queries and keys are a step apart, (t + 1,)."""
+        total = np.zeros(len(self._steps[1]) + 1, np.int64)
+        m, n = self.shape
+        size = max(1, max(2**19, len(total)) // n)
+        for rows in (slice(start, start + size) for start in range(0, m, size)):
+            total += np.bincount(self._numbers(rows, np.asarray).ravel(), minlength=len(total))
+        return total
+
+    @cached_property
+    def rings(self) -> tuple[Floats, Integers]:
+        """The distances that occur, from 0 on, (r,), and which of them each step has, (t + 1,), -1 for none."""
+        distance = self.step_distance
+        if self.ring is not None:
+            distance = np.floor(distance / self.ring + 0.5) * self.ring
+        distance = np.where(self.step_count > 0, distance, np.inf)
+        level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
+        return level, index[:-1]
+
+    @property
+    def profile_distances(self) -> Tensor:
+        """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
+        radius = self.rings[0]
+        return as_tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
+
+    @cached_property
+    def step_profile(self) -> Integers:
+        """Which of the `profile_distances` each step has, (t + 1,), -1 for an infinite distance."""
+        radius, ring = self.rings
+        if not self.has_directions:
+            return self.rings[1]
+        signed = np.where(self.step_offset < 0, -ring, ring) + len(radius) - 1
+        return np.where(ring < 0, -1, signed)
+
+    @cached_property
+    def step_displacement(self) -> Integers:
+        """The number of each step's displacement, (t + 1,), from 0 on, -1 for an infinite distance.
+
+        Displacements are vectors; of positions that are distances, which have no direction, the distance. Vectors that
+        are equal up to the tolerance are one.
+        """
+        if self._keys is None:
+            return self.rings[1]
+        occurs = self.step_count[:-1] > 0
+        numbers = np.full(len(occurs) + 1, -1)
+        numbers[:-1][occurs] = _numbered(self._steps[1][occurs], self.tolerance)
+        return numbers
+
+    @cached_property
+    def has_infinite(self) -> bool:
+        """Whether any query and key are infinitely far apart."""
+        return bool(self.step_count[np.isinf(self.step_distance)].any())
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """The distance of every query and key, (m, n), float64, on the CPU."""
+        return self._of_pairs(self.step_distance)
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """The signed distance of every query and key, (m, n), below 0 for keys before the query."""
+        return self._of_pairs(self.step_offset)
+
+    @cached_property
+    def profile_index(self) -> Tensor:
+        """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
+        return self._of_pairs(self.step_profile)
+
+    @cached_property
+    def displacements(self) -> Tensor:
+        """The `step_displacement` from each query to each key, (m, n), -1 for an infinite distance."""
+        return self._of_pairs(self.step_displacement)
+
+    def _of_pairs(self, table: Floats) -> Tensor:
+        return as_tensor(table[self._numbers(slice(None), np.asarray)])
+
+    def later(self, rows: slice, device: torch.device = _CPU) -> Tensor | None:
+        """Return which keys a causal mask hides from these queries, boolean (rows, n); None where no order is known.
 
         Tokens that are queries and keys come in their order. Of other keys, those with a larger coordinate are later.
         """
         m, n = self.shape
         if self._queries is None and m == n:
-            return _tensor(np.triu(np.ones((n, n), bool), 1))
-        return self.offset > 0 if self.has_directions else None
-
-    @cached_property
-    def rings(self) -> tuple[Tensor, Tensor]:
-        """The distances that occur, from 0 on, (r,), and which of them each query and key has, (m, n), -1 for none."""
-        distance = self._distance
-        if self.ring is not None:
-            distance = np.floor(distance / self.ring + 0.5) * self.ring
-        level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
-        return _tensor(level), _tensor(index[:-1].reshape(self.shape))
-
-    @cached_property
-    def profile_distances(self) -> Tensor:
-        """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
-        radius = self.rings[0].numpy()
-        return _tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
-
-    @cached_property
-    def profile_index(self) -> Tensor:
-        """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
-        radius, ring = (each.numpy() for each in self.rings)
-        if not self.has_directions:
-            return self.rings[1]
-        signed = np.where(self._displacement[..., 0] < 0, -ring, ring) + len(radius) - 1
-        return _tensor(np.where(ring < 0, -1, signed))
-
-    def ring_of_each_query(self, chosen: Tensor) -> Tensor:
-        """Return the number of each chosen key's distance among those that occur for its query, (m, n), -1 for others.
-
-        Args:
-            chosen: Which keys count, boolean (m, n).
-        """
-        rings = np.where(chosen.numpy(), self.rings[1].numpy(), -1)
-        by_query = np.full_like(rings, -1)
-        for row, into in zip(rings, by_query, strict=True):
-            into[row >= 0] = np.unique(row[row >= 0], return_inverse=True)[1]
-        return _tensor(by_query)
-
-    @cached_property
-    def displacements(self) -> Tensor:
-        """The number of the displacement from each query to each key, (m, n), from 0 on, -1 for an infinite distance.
-
-        Displacements are vectors; of positions that are distances, which have no direction, the distance.
-        """
-        if self._keys is None:
-            return self.rings[1]
-        codes = _numbered(self._displacement, self.tolerance)
-        return _tensor(_levels(np.where(np.isinf(self._distance), np.inf, codes), 0.0)[1])
+            i = torch.arange(n, device=device)
+            return i > i[rows, None]
+        return as_tensor(self.step_offset > 0).to(device)[self.steps(rows, device)] if self.has_directions else None
 
     # ---- places
 
     @cached_property
     def places(self) -> Tensor:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _tensor(self._places)
+        return as_tensor(self._places)
 
     @cached_property
-    def pairs(self) -> Pairs:
-        """The pairs of places that lie opposite of each other, for every query.
+    def has_own_places(self) -> bool:
+        """Whether each key has a place of its own, in the order of the keys."""
+        return bool((np.diff(self._places) == 1).all()) and self._places[0] == 0
+
+    def opposites(self, rows: slice, device: torch.device = _CPU) -> Tensor:
+        """Return the place opposite of each place through each of these queries, (rows, places), -1 for none.
 
         Raises:
             ValueError: Distances, which have no opposite.
+        """
+
+        def read(array: Integers) -> Tensor:
+            return as_tensor(array).to(device)
+
+        sequence_of_query, sequence_of_place, axes, tables = self._mirrors
+        query, place = read(sequence_of_query[rows])[:, None], read(sequence_of_place)
+        opposite = query.expand(-1, len(place))
+        for axis, table in zip(
+            axes, tables, strict=True
+        ):  # axis by axis, which places agree with the reflection so far
+            at = opposite * table.shape[1] + axis.at(rows, read)
+            opposite = read(table.ravel()).index_select(0, at.flatten()).reshape(at.shape)
+        return torch.where((query == place) & (opposite < len(place)), opposite, -1)
+
+    @cached_property
+    def _mirrors(self) -> tuple[Integers, Integers, list[Axis], list[Integers]]:
+        """The sequences of queries and places; for each axis, the place along it that lies opposite, and a table.
+
+        The table has the combination of a combination so far (or a sequence), and a place along the axis. Its last row
+        and its last number stand for none, and the last combinations are places.
         """
         if self._keys is None:
             raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
         first = np.unique(self._places, return_index=True)[1]
         place = self._y[first]
-        # axis by axis: which places agree with the reflection so far, by their number among the known combinations
-        known, wanted = np.zeros(len(place), np.int64), np.zeros((len(self._x), len(place)), np.int64)
-        if self._sequence is not None:
-            known, wanted = self._sequence[first], np.broadcast_to(self._sequence[:, None], wanted.shape)
-        for axis in range(self.dimensions):
-            level, index = _levels(place[:, axis], self.tolerance)
-            reflected = 2 * self._x[:, axis, None] - place[:, axis]
-            near = _nearest(level, reflected, 4 * self.tolerance)
-            codes, known = np.unique(known * len(level) + index, return_inverse=True)
-            at = np.searchsorted(codes, wanted * len(level) + near).clip(max=len(codes) - 1)
-            wanted = np.where((near >= 0) & (wanted >= 0) & (codes[at] == wanted * len(level) + near), at, -1)
-        opposite = np.full(known.max() + 2, -1)
-        opposite[known] = np.arange(len(place))
-        other = opposite[wanted]  # the last entry is that of -1
-        exists = np.arange(len(place)) < other  # each pair once
-        if self._sequence is not None:
-            exists &= self._sequence[first] == self._sequence[:, None]
-        query, left = np.nonzero(exists)
-        numbers = exists.sum(1)
-        column = np.arange(len(query)) - np.repeat(numbers.cumsum() - numbers, numbers)
-        left_of, right_of = np.zeros((2, len(exists), max(1, numbers.max(initial=0))), np.int64)
-        left_of[query, column], right_of[query, column] = left, other[query, left]
-        valid = np.arange(left_of.shape[1]) < numbers[:, None]
-        return Pairs(*map(_tensor, (left_of, right_of, valid)))
+        sequence = np.zeros(len(self._x), np.int64) if self._sequence is None else self._sequence
+        known = of_place = np.zeros(len(place), np.int64) if self._sequence is None else self._sequence[first]
+        axes, tables = [], []
+        for x, y in zip(self._x.T, place.T, strict=True):
+            if (even := _evenly_spaced(x, y, self.tolerance)) is not None:
+                of_query, level, _ = even
+                lowest = min(0, 2 * of_query.min() - level.max())
+                axes.append(Axis(lowest - 2 * of_query, -level, None))
+                level, levels = level - lowest, max(level.max(), 2 * of_query.max()) - lowest + 1
+            else:
+                values, level = _levels(y, self.tolerance)
+                (xs, at_x), (ys, at_y) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
+                axes.append(Axis(at_x, at_y, _nearest(values, 2 * xs[:, None] - ys, 4 * self.tolerance)))
+                levels = len(values) + 1
+            combined = np.unique(known * levels + level, return_inverse=True)[1]
+            if len(axes) == self.dimensions:
+                combined = np.arange(len(place))
+            table = np.full((known.max() + 2, levels), combined.max() + 1)
+            table[known, level] = combined
+            tables.append(table)
+            known = combined
+        return sequence, of_place, axes, tables
 
     def order_of(self, which: str) -> Tensor:
         """Return the order of the "queries" or the "keys" along the line, (m,) or (n,); equal ones share a number."""
         _ = self.offset  # refuses several coordinates
-        return _tensor(_levels((self._x if which == "queries" else self._y)[:, 0], self.tolerance)[1])
+        return as_tensor(_levels((self._x if which == "queries" else self._y)[:, 0], self.tolerance)[1])
 
     @cached_property
     def placed(self) -> Self:
@@ -345,7 +444,9 @@ class Positions(Configurable):
         else:
             sequence = None if self._sequence is None else self._sequence[chosen]
             part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
-        vars(part)["rings"] = self.rings[0], self.rings[1][chosen, chosen]
+        axes, vectors = self._steps
+        cut = [Axis(axis.of_query[chosen], axis.of_key[chosen], axis.numbers) for axis in axes]
+        vars(part).update(_steps=(cut, vectors), step_distance=self.step_distance, rings=self.rings)
         return part
 
     # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
@@ -360,27 +461,73 @@ class Positions(Configurable):
         return self._y if self._queries is None else self._queries
 
     @cached_property
-    def _displacement(self) -> Floats:
-        return self._y - self._x[:, None]  # (m, n, d)
-
-    @cached_property
-    def _distance(self) -> Floats:
+    def _steps(self) -> tuple[list[Axis], Floats]:
+        """Axes whose numbers add up to that of a step, and the displacement of each step, (t, d)."""
+        m, n = self.shape
         if self._distances is not None:
-            return self._distances
-        exact = np.linalg.norm(self._displacement, axis=-1) if self.dimensions > 1 else abs(self._displacement[..., 0])
-        rounding = 8 * np.finfo(float).eps * float(exact.max()) if self.dimensions > 1 else 0.0  # norms round
-        level, index = _levels(np.append(exact.astype(float), 0.0), max(self.tolerance, rounding))
-        distance = level[index[:-1]].reshape(self.shape)
-        if self._sequence is None:
-            return distance
-        return np.where(self._sequence == self._sequence[:, None], distance, np.inf)
+            return [_every_pair(m, n)], self._distances.reshape(-1, 1)
+        counts = [(len(np.unique(x)), len(np.unique(y))) for x, y in zip(self._x.T, self._y.T, strict=True)]
+        # a number for each combination of the displacements along the axes, unless that is more than there are pairs
+        if self.dimensions == 1 or math.prod(of_x + of_y - 1 for of_x, of_y in counts) <= m * n:
+            axes = [_displacements(x, y, self.tolerance) for x, y in zip(self._x.T, self._y.T, strict=True)]
+            sizes = [len(values) for _, values in axes]
+            if math.prod(sizes) <= max(m * n, math.prod(2 * (of_x + of_y) for of_x, of_y in counts)):
+                strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+                vectors = np.stack(np.meshgrid(*(values for _, values in axes), indexing="ij"), -1)
+                numbered = [axis.times(stride) for (axis, _), stride in zip(axes, strides, strict=True)]
+                return numbered, vectors.reshape(-1, self.dimensions)
+        return [_every_pair(m, n)], (self._y - self._x[:, None]).reshape(m * n, -1)
 
     @cached_property
     def _places(self) -> Integers:
         return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def _every_pair(m: int, n: int) -> Axis:
+    """Return an axis that numbers every query and key by itself."""
+    return Axis(np.arange(m), np.arange(n), np.arange(m * n).reshape(m, n))
+
+
+def _displacements(x: Floats, y: Floats, tolerance: float) -> tuple[Axis, Floats]:
+    """Return the axis of coordinates of queries and of keys, and the displacement of each of its numbers."""
+    if (even := _evenly_spaced(x, y, tolerance)) is not None:
+        of_query, of_key, displacement = even
+        return Axis(of_query - of_query.max(), of_key, None), displacement
+    (xs, of_query), (ys, of_key) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
+    different, numbers = np.unique(ys - xs[:, None], return_inverse=True)
+    return Axis(of_query, of_key, numbers.reshape(len(xs), len(ys))), different
+
+
+def _evenly_spaced(x: Floats, y: Floats, tolerance: float) -> tuple[Integers, Integers, Floats] | None:
+    """Return coordinates as whole multiples, the first key 0, and every displacement, rising; None if they are uneven.
+
+    Multiples may be left out, but there are at most twice as many as coordinates.
+    """
+    places = np.unique(np.concatenate([x, y]))
+    x, y, between = x.astype(places.dtype), y.astype(places.dtype), np.diff(places)
+    between = between[between > tolerance]
+    exact = between.dtype.kind == "i"
+    unit = max(1, np.gcd.reduce(between, initial=0)) if exact else between.min(initial=np.inf)
+    if len(between) and (places[-1] - places[0]) / unit > 2 * len(between):
+        return None
+    of_query, of_key = (
+        (each - y.min()) // unit if exact else np.rint((each - y.min()) / unit).astype(np.int64) for each in (x, y)
+    )
+    size = of_key.max() - of_query.min() + of_query.max() + 1
+    if exact:
+        return of_query, of_key, (np.arange(size) - of_query.max()) * unit
+    least, most = np.full((2, size), np.inf)
+    for rows in (slice(start, start + 64) for start in range(0, len(x), 64)):
+        numbers, displacement = of_key - of_query[rows, None] + of_query.max(), y - x[rows, None]
+        np.minimum.at(least, numbers.ravel(), displacement.ravel())
+        np.minimum.at(most, numbers.ravel(), -displacement.ravel())
+    ends = np.stack([least, -most], 1)[np.isfinite(least)].ravel()  # the extremes of each number
+    if (np.diff(ends)[::2] > tolerance).any() or (np.diff(ends)[1::2] <= tolerance).any():
+        return None
+    return of_query, of_key, np.where(least > 0, least, np.where(most > 0, -most, 0.0))
+
+
+def as_tensor(array: NDArray[Any]) -> Tensor:
     """Return an array as a tensor that any other computation may use, also if this one is without gradients."""
     with torch.inference_mode(False):
         return torch.from_numpy(np.ascontiguousarray(array))
@@ -396,8 +543,8 @@ def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
         raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
-    square = coordinates.shape[0] == coordinates.shape[1] > 1
-    if square and (coordinates >= 0).all() and not coordinates.diagonal().any():
+    square = coordinates.shape[0] == coordinates.shape[1] > 3  # few points may have as many coordinates
+    if square and (coordinates == coordinates.T).all() and not coordinates.diagonal().any():
         raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
         return coordinates.astype(np.int64), 0.0
@@ -461,8 +608,8 @@ def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
 
 
 def _nearest(levels: Floats, values: Floats, tolerance: float) -> Integers:
-    """Return which of the rising levels each value is, -1 for none."""
+    """Return which of the rising levels each value is, their number for none."""
     after = np.searchsorted(levels, values).clip(max=len(levels) - 1)
     before = (after - 1).clip(min=0)
     index = np.where(np.abs(levels[before] - values) < np.abs(levels[after] - values), before, after)
-    return np.where(np.abs(levels[index] - values) <= tolerance, index, -1)
+    return np.where(np.abs(levels[index] - values) <= tolerance, index, len(levels))

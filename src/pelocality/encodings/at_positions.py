@@ -10,7 +10,7 @@ from pelocality.encodings.base import Encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.encodings.buckets import T5Buckets
 from pelocality.encodings.distance_table import DistanceTable
-from pelocality.positions import Positions
+from pelocality.positions import Positions, as_tensor
 
 
 class _PlacedEncoding(Encoding):
@@ -97,7 +97,7 @@ class PositionedEncoding(_PlacedEncoding):
         return self.encoding.at(self.get_buffer("_distance").to(self.working_dtype)).to(self.working_dtype)
 
     def _is_symmetric(self) -> bool:
-        distance = self.positions.rings[0].to(self.working_dtype).to(self.device)
+        distance = as_tensor(self.positions.rings[0]).to(self.working_dtype).to(self.device)
         one, other = self.encoding.at(distance), self.encoding.at(-distance)
         return one.is_meta or torch.equal(one, other)
 

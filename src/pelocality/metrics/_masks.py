@@ -101,6 +101,7 @@ def check_hidden_keys(
 def is_causal(weights: Tensor, later: Tensor) -> Tensor:
     """Return which matrices (batch, m, n) have no weight on later keys, boolean (m, n); none if no key is later."""
     causal = (weights[:, 0] * later[0] == 0).all(-1) & later.any()
-    for each in causal.nonzero():  # the first row decides nearly always; only then look at the whole
-        causal[each] = not (weights[each] * later).any()
+    if bool(causal.any()):  # the first row decides nearly always; only then look at the whole
+        for rows in range(0, weights.shape[-2], 64):
+            causal &= ~((weights[:, rows : rows + 64] > 0) & later[rows : rows + 64]).flatten(1).any(1)
     return causal

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
@@ -49,8 +50,10 @@ def diagonality(
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
         exact = _in_order(weights.double(), matrices.positions)
-        before = exact.cumsum(-2) - exact  # attention of all earlier queries, by key
-        left, right = before.cumsum(-1) - before, before.flip(-1).cumsum(-1).flip(-1) - before
+        # sums are shifted by one: subtracting the entry itself would lose the digits of sums behind a sink
+        before = pad(exact.cumsum(-2)[..., :-1, :], (0, 0, 1, 0))  # attention of all earlier queries, by key
+        left = pad(before.cumsum(-1)[..., :-1], (1, 0))
+        right = pad(before.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
         concordant, discordant = ((exact * side).sum((-1, -2)) for side in (left, right))
         return ratio(concordant - discordant, concordant + discordant, torch.nan).to(weights.dtype)
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pelocality.metrics._by_position import past_and_future, row_sums, weights_by_position
+from pelocality.metrics._by_position import offsets, row_sums, sum_over_keys, weights_by_position
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices
 from pelocality.metrics._masks import Mask
 from pelocality.metrics._ratio import ratio
@@ -98,7 +98,8 @@ def direction_balance(
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
-        left, right = ((weights * side).sum(-1) for side in past_and_future(matrices))
+        left = sum_over_keys(weights, lambda block: offsets(matrices, block) < 0)
+        right = sum_over_keys(weights, lambda block: offsets(matrices, block) > 0)
         if not rows:
             left, right = left.sum(-1), right.sum(-1)
         return ratio(right - left, left + right)

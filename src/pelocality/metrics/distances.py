@@ -9,19 +9,22 @@ from torch import Tensor
 from pelocality._checks import check_choice, number
 from pelocality.metrics._by_position import (
     distances,
-    mass_by_ring,
-    past_and_future,
+    offsets,
     profile,
     ring_means,
+    row_blocks,
     row_sums,
+    rows_by_ring,
     seen_keys,
+    sum_by,
+    sum_over_keys,
     visible_counts,
     weights_by_position,
 )
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, map_with_visible
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
-from pelocality.metrics._row_pass import row_statistics
+from pelocality.positions import as_tensor
 
 Side = Literal["both", "past", "future"]
 
@@ -95,14 +98,16 @@ def excess_locality(value: Tensor, uniform: Tensor, support: Tensor) -> Tensor:
 def _uniform_locality(matrices: Matrices) -> tuple[Tensor, Tensor]:
     """Return how many keys each query sees and the locality of uniform attention to them, each (batch, n), float64."""
     weights = matrices.weights
-    if matrices.positions is not None:
-        seen = seen_keys(matrices).to(torch.float64)
-        decay = torch.exp2(-matrices.positions.distance.to(weights.device))
-        return seen.sum(-1), (seen * decay).sum(-1) / seen.sum(-1)
-    support = visible_counts(matrices)
-    if matrices.visible is not None:
-        return support, row_statistics(matrices.visible.to(torch.float64), pairs=False).locality / support
     n = weights.shape[-1]
+    if matrices.visible is not None or matrices.positions is not None:
+        seen, counts, near = seen_keys(matrices), [], []
+        for rows in row_blocks(weights):
+            inside = seen(rows)
+            counts.append(inside.sum(-1, dtype=torch.float64))
+            near.append((inside * torch.exp2(-distances(matrices, rows).double())).sum(-1))
+        support = torch.cat(counts, -1)
+        return support, torch.cat(near, -1) / support
+    support = visible_counts(matrices)
     i = torch.arange(n, dtype=torch.float64, device=weights.device)
     past, future = 2 - 2**-i, 1 - 2 ** (i + 1 - n)  # sums of 2^-|i-j|
     return support, torch.where(support == n, past + future, past) / support
@@ -150,15 +155,16 @@ def past_locality(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        before, _ = past_and_future(matrices)
-        past = weights_by_position(matrices) * before
-        mass = past.sum(-1)
-        if matrices.positions is None:
-            near = 2 * row_statistics(past, pairs=False).locality
-        else:
-            distance = torch.where(before, distances(matrices), torch.inf)
-            further = distance - distance.amin(-1, keepdim=True)  # NaN for a query without a past
-            near = (past * torch.exp2(-further.nan_to_num(torch.inf))).sum(-1)
+        weights = weights_by_position(matrices)
+        sums = []
+        for block in row_blocks(weights):
+            before = offsets(matrices, block) < 0
+            distance = distances(matrices, block).masked_fill(~before, torch.inf)
+            # NaN for a query without a past
+            further = (distance - distance.amin(-1, keepdim=True)).nan_to_num(torch.inf)
+            past = weights[:, block] * before
+            sums.append(torch.stack([(past * torch.exp2(-further)).sum(-1), past.sum(-1)]))
+        near, mass = torch.cat(sums, -1)
         values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
 
@@ -224,7 +230,7 @@ def profile_asymmetry(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        past_and_future(matrices)  # refuses positions without directions
+        offsets(matrices, slice(0))  # refuses positions without directions
         return profile(matrices)
 
     return asymmetry_of_profile(map_matrices(attention, kernel, positions, mask, without_first, layout="offsets"))
@@ -275,7 +281,8 @@ def mean_distance(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        values = (weights_by_position(matrices) * distances(matrices).nan_to_num(posinf=0.0)).sum(-1)
+        weights = weights_by_position(matrices)
+        values = sum_over_keys(weights, lambda rows: distances(matrices, rows).nan_to_num(posinf=0.0))
         return values if rows else values.mean(-1)
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
@@ -318,12 +325,26 @@ def window(
 
     def kernel(matrices: Matrices) -> Tensor:
         matrices = matrices._replace(weights=matrices.weights.detach())
-        if not rows and matrices.positions is None:
+        if rows:
+            return _window_of_rows(matrices, share)
+        if matrices.positions is None:
             return window_of_profile(profile(matrices), share)
-        mass, radius = mass_by_ring(matrices, rows=rows)
-        return radius[_narrowest(mass, share)]
+        weights, (radius, ring) = weights_by_position(matrices), matrices.positions.rings
+        mass = sum_by(matrices, ring, lambda block: weights[:, block], len(radius))
+        return as_tensor(radius).to(mass.device)[_narrowest(mass, share)]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
+
+
+def _window_of_rows(matrices: Matrices, share: float) -> Tensor:
+    """Return `window` of every query, (batch, m)."""
+    weights, windows = weights_by_position(matrices), []
+    for rows in row_blocks(weights):
+        ring, radius = rows_by_ring(matrices, rows)
+        part = weights[:, rows].double()
+        by_ring = part.new_zeros(*part.shape[:-1], len(radius)).scatter_add(-1, ring.expand(part.shape), part)
+        windows.append(radius.double()[_narrowest(by_ring, share)])
+    return torch.cat(windows, -1)
 
 
 def window_of_profile(profile: Tensor, share: float) -> Tensor:
@@ -387,10 +408,12 @@ def half_life(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
+        # numbers of few digits, such as powers of 2, need not have been rounded to them
+        dtype = torch.float64 if matrices.weights.dtype == torch.float64 else matrices.dtype
         if matrices.positions is None:
-            return half_life_of_profile(profile(matrices), side, matrices.dtype)
+            return half_life_of_profile(profile(matrices), side, dtype)
         means, radius = ring_means(matrices, side)
-        return _half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype)
+        return _half_life(means[..., 1:].nan_to_num(), radius[1:], dtype)
 
     check_choice("side", side, ("both", "past", "future"))
     return map_matrices(attention, kernel, positions, mask, without_first)

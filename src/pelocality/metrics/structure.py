@@ -2,12 +2,22 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality._toeplitz import diagonal_sums
-from pelocality.metrics._by_position import mean_by, past_and_future, seen_keys, visible_counts, weights_by_position
+from pelocality._transforms import transformed
+from pelocality.metrics._by_position import (
+    at_steps,
+    of_each_key,
+    offsets,
+    row_blocks,
+    seen_keys,
+    sum_by,
+    visible_counts,
+    weights_by_position,
+)
 from pelocality.metrics._inputs import (
     Attention,
     Matrices,
@@ -38,7 +48,8 @@ def toeplitz_share(
 
     Args:
         attention: Positional weights (..., query, key), rows sum to 1, as for `locality`.
-        positions: As for `locality`. Weights are then compared by the vector from query to key.
+        positions: As for `locality`. Weights are then compared by the vector from query to key, and on a line with
+            rings by the rounded distance.
         causal: Whether a query sees only its past. None: each matrix without weight above its diagonal is causal.
         visible: As for `adjusted_locality`.
         mask: As for `locality`.
@@ -66,20 +77,28 @@ def toeplitz_share(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        weights = weights_by_position(matrices)
-        counts = seen_keys(matrices).to(weights.dtype)
+        weights, seen = weights_by_position(matrices), seen_keys(matrices)
+        positions, group = matrices.positions, None
+        if positions is not None:
+            rounded = positions.ring is not None and positions.has_directions
+            group = positions.step_profile if rounded else positions.step_displacement
         n = weights.shape[-1]
-        if matrices.positions is None:
-            i = torch.arange(n, device=weights.device)
-            group = i - i[:, None] + n - 1  # (n, n), index into the diagonals
-            profile = ratio(diagonal_sums(weights, torch.float64), diagonal_sums(counts, torch.float64))
-        else:
-            group = matrices.positions.displacements.to(weights.device)
-            groups = int(group.max()) + 1
-            profile = ratio(mean_by(group, groups, weights * counts), mean_by(group, groups, counts))
-        mean = weights.sum((-1, -2), keepdim=True) / counts.sum((-1, -2), keepdim=True)
-        within = (counts * (weights - profile.to(weights.dtype)[:, group]) ** 2).sum((-1, -2))
-        total = (counts * (weights - mean) ** 2).sum((-1, -2))
+
+        def values(rows: slice) -> Tensor:
+            inside = seen(rows)
+            return torch.cat([weights[:, rows] * inside, inside.to(weights.dtype)])
+
+        sums = sum_by(matrices, group, values)
+        sums, counts = sums[: len(weights)], sums[len(weights) :]
+        mean = (sums.sum(-1) / counts.sum(-1)).to(weights.dtype)[:, None, None]
+        profile = ratio(sums, counts).to(weights.dtype)
+        within = total = weights.new_zeros(len(weights), dtype=torch.float64)
+        for rows in row_blocks(weights):
+            part, inside = weights[:, rows], seen(rows)
+            expected = of_each_key(matrices, group, profile, rows)
+            within = within + ((part - expected) * inside).square().sum((-1, -2))
+            total = total + ((part - mean) * inside).square().sum((-1, -2))
+        within, total = within.to(weights.dtype), total.to(weights.dtype)
         rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
         return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
 
@@ -126,39 +145,61 @@ def monotonicity(
         if matrices.positions is not None:
             return _monotonicity_by_ring(matrices, weights)
         n = weights.shape[-1]
-        shares = []
-        for side in (weights, weights.flip(-1, -2)):  # reversing both axes turns the future into the past
-            nearer, farther = side[..., 1:, 1:], side[..., 1:, :-1]  # A[i, j] and A[i, j-1], i >= 1
-            monotone = (nearer >= farther).tril().sum((-1, -2))
-            has_weight = side.tril(-1).sum((-1, -2)) > 0
-            shares.append(torch.where(has_weight, monotone.to(weights.dtype) / (n * (n - 1) / 2 or 1), torch.nan))
-        return torch.stack(shares, -1)
+        growing, held = [], []
+        for rows in row_blocks(weights):
+            part, offset = weights[:, rows], offsets(matrices, rows)
+            left, right, to_left = part[..., :-1], part[..., 1:], offset[:, :-1]
+            sides = ((right < left) & (to_left < 0), (right > left) & (to_left >= 0))
+            growing.append(torch.stack([side.sum((-1, -2)) for side in sides], -1))
+            held.append(torch.stack([((part > 0) & side).flatten(1).any(1) for side in (offset < 0, offset > 0)], -1))
+        shares = 1 - torch.stack(growing).sum(0).double() / (n * (n - 1) / 2 or 1)
+        return torch.where(torch.stack(held).any(0), shares, torch.nan).to(weights.dtype)
 
     return map_matrices(attention, kernel, positions, mask, without_first)
 
 
 def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
     """Return `monotonicity` from one ring of keys around a query to the next one, (batch, 2) or (batch, 1)."""
+    assert matrices.positions is not None
+    signs = (-1, 1) if matrices.positions.has_directions else (None,)
+    return torch.stack([_side_by_ring(matrices, weights, sign) for sign in signs], -1).to(weights.dtype)
+
+
+def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int | None) -> Tensor:
+    """Return `monotonicity` of the past (-1), the future (1) or all keys (None), (batch,)."""
     positions = matrices.positions
     assert positions is not None
-    sides = [torch.ones(weights.shape[1:], dtype=torch.bool, device=weights.device)]
-    if positions.has_directions:
-        past, future = past_and_future(matrices)
-        sides = [~future, ~past]
-    shares = []
-    for side in sides:
-        ring = positions.ring_of_each_query(side.cpu()).to(weights.device)
-        inside = (ring >= 0).double()
-        ring = ring.clamp(min=0)
-        numbers = torch.zeros_like(inside).scatter_add(-1, ring, inside)
-        mass = weights.new_zeros(weights.shape, dtype=torch.float64)
-        mass = mass.scatter_add(-1, ring.expand(weights.shape), weights * inside)
-        mean, follows = ratio(mass, numbers), numbers[:, 1:] > 0
+    ring_of_step = positions.rings[1]
+    if sign is not None:
+        ring_of_step = np.where(positions.step_offset * sign >= 0, ring_of_step, -1)
+    rising = mass_beyond = weights.new_zeros(len(weights), dtype=torch.float64)
+    followed = torch.zeros((), dtype=torch.int64, device=weights.device)
+    for rows in row_blocks(weights):
+        ring = at_steps(matrices, ring_of_step, rows)
+        inside, ring = (ring >= 0).double(), _compressed(ring, weights.shape[-1]).clamp(min=0)
+        numbers = inside.new_zeros(len(ring), int(ring.max()) + 1).scatter_add(-1, ring, inside)
+        part = weights[:, rows] * inside
+        mass = part.new_zeros(len(part), *numbers.shape).scatter_add(-1, ring.expand(part.shape), part)
+        mean, occurs = ratio(mass, numbers), numbers > 0
+        # the ring before each that occurs around this query
+        number = torch.arange(numbers.shape[1], device=weights.device)
+        before = torch.where(occurs, number, -1).cummax(-1).values.roll(1, -1)
+        follows = occurs & (before >= 0) & (number > 0)
+        nearer = mean.gather(-1, before.clamp(min=0).expand(mean.shape))
         rounding = 1 - 8 * torch.finfo(torch.float64).eps  # means of equal weights may differ by rounding
-        monotone = ((mean[..., :-1] >= mean[..., 1:] * rounding) & follows).sum((-1, -2))
-        has_weight = (mass[..., 1:].sum((-1, -2)) > 0) & follows.any()
-        shares.append(torch.where(has_weight, monotone / follows.sum().clamp(min=1), torch.nan))
-    return torch.stack(shares, -1).to(weights.dtype)
+        rising = rising + ((nearer < mean * rounding) & follows).sum((-1, -2))
+        mass_beyond = mass_beyond + (mass * follows).sum((-1, -2))
+        followed = followed + follows.sum()
+    return torch.where(mass_beyond > 0, 1 - rising / followed.clamp(min=1), torch.nan)
+
+
+def _compressed(ring: Tensor, most: int) -> Tensor:
+    """Return rings (rows, n), -1 for none, as they are; those of each query from 0 on where there are more than n."""
+    if int(ring.max()) < most:
+        return ring
+    ordered, order = ring.sort(-1)
+    rank = (ordered.diff(dim=-1, prepend=ordered[:, :1]) > 0).cumsum(-1) - (ordered[:, :1] < 0).long()
+    return torch.empty_like(ring).scatter_(-1, order, rank)
 
 
 def entropy(
@@ -212,12 +253,19 @@ def entropy(
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
         support = visible_counts(matrices)
-        nats = torch.special.entr(torch.where(weights > 0, weights, 1)).sum(-1)
+        differentiated = weights.requires_grad or transformed(weights)
+        nats = torch.cat([_nats(weights[:, rows], differentiated) for rows in row_blocks(weights)], -1)
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     sees: dict[str, Any] = {"causal": causal, "visible": visible}
     return map_with_visible(attention, kernel, positions, mask, without_first, **sees, rows=rows, any_shape=True)
+
+
+def _nats(weights: Tensor, differentiated: bool) -> Tensor:
+    """Return the entropy of every row, whose gradient at a weight of 0 is 0."""
+    nats: Tensor = torch.special.entr(torch.where(weights > 0, weights, 1) if differentiated else weights)
+    return nats.sum(-1)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
