@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._triton import has_triton
 
 from pelocality._checks import flag
 from pelocality._transforms import transformed
@@ -11,6 +12,7 @@ from pelocality.encodings._scores import attend
 from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 
+KERNELS = False  # whether a GPU runs our kernels
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
 _OF_TOKENS = "of a tokenizer's mask pass attention_mask[:, None, None].bool()"
 
@@ -65,29 +67,78 @@ def biased_attention(
     if flag("enable_gqa", enable_gqa):
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     _check(query, key, value, encoding, mask)
-    bias = _bias_by_distance(query, key, value, encoding) if mask is None and dropout_p == 0 else None
-    if bias is not None:  # with queries in reversed order, the Toeplitz matrix is a view of the bias by distance
-        matrix = bias.unfold(-1, key.shape[-2], 1)[None]
-        return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
+    output = without_matrix(query, key, value, encoding, mask, scale) if dropout_p == 0 else None
+    if output is not None:
+        return output
     query, key, added = encoding.attention_inputs(query, key, mask=mask, scale=scale)
     return attend(query, key, value, added, dropout_p, scale)
 
 
-def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding) -> Tensor | None:
-    """Return the bias by distance, (heads or 1, q + k - 1), or None if attention needs the matrix."""
-    queries, keys = query.shape[-2], key.shape[-2]
-    if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0 or query.device.type != "cpu":
+def without_matrix(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoding: Encoding,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: bool = False,
+) -> Tensor | None:
+    """Return attention with a Toeplitz bias that is read by distance, or None where it needs the matrix.
+
+    Args:
+        query: (batch, heads, q, d).
+        key: (batch, heads, k, d).
+        value: (batch, heads, k, d_v).
+        encoding: The encoding.
+        mask: As for `biased_attention`.
+        scale: As for `biased_attention`.
+        causal: Whether keys after the query are hidden, also of an encoding that is not causal.
+    """
+    queries, keys, on_gpu = query.shape[-2], key.shape[-2], query.device.type == "cuda"
+    if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0:
         return None
-    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz or torch.is_autocast_enabled("cpu"):
+    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
+        return None
+    fits = _fit_kernels(query, key, value) if on_gpu else mask is None and not torch.is_autocast_enabled("cpu")
+    if not fits or query.device.type not in ("cpu", "cuda"):
         return None
     bias = encoding.by_distance(queries, keys)
-    tensors = query, key, value, bias
-    plain = all(type(each) in (Tensor, nn.Parameter) for each in tensors) and not transformed(*tensors)
+    tensors = query, key, value, bias, *(() if mask is None else (mask,))
+    if not all(type(each) in (Tensor, nn.Parameter) for each in tensors) or transformed(*tensors):
+        return None
+    learned = torch.is_grad_enabled() and bias.requires_grad
+    if on_gpu:
+        if learned and torch.are_deterministic_algorithms_enabled():  # gradients of one distance are added in any order
+            return None
+        from pelocality.encodings._toeplitz_kernels import ToeplitzAttention
+
+        if causal:
+            bias = torch.cat([bias[:, :keys], torch.full_like(bias[:, keys:], -torch.inf)], -1)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)
     exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
-    learned = torch.is_grad_enabled() and bias.requires_grad  # the fast kernel has no gradient of the bias
-    # a query that sees itself is not fully masked
-    fits = plain and exact and not learned and bool(bias[:, keys - 1].isfinite().all())
-    return bias.to(query.dtype) if fits else None
+    # the fast kernel has no gradient of the bias; a query that sees itself is not fully masked
+    if causal or learned or not exact or not bool(bias[:, keys - 1].isfinite().all()):
+        return None
+    # with queries in reversed order, the Toeplitz matrix is a view of the bias by distance
+    matrix = bias.to(query.dtype).unfold(-1, keys, 1)[None]
+    return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
+
+
+def _fit_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether our kernels compute attention of these tensors on a GPU: in half precision, on NVIDIA's."""
+    size, batch, dtype = query.shape[-1], query.shape[0] * query.shape[1], query.dtype
+    if not KERNELS or size not in (16, 32, 64, 128) or value.shape[-1] != size or batch >= 2**16:
+        return False
+    if dtype not in (torch.float16, torch.bfloat16) or {key.dtype, value.dtype} != {dtype}:
+        return False
+    if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") != dtype:
+        return False
+    # a user who wants another implementation switches off this one, as with torch.nn.attention.sdpa_kernel
+    if torch.version.hip is not None or not has_triton() or not torch.backends.cuda.flash_sdp_enabled():
+        return False
+    # blocks of 128 dimensions take so much, which GPUs of data centres have from the A100 on
+    return bool(torch.cuda.get_device_properties(query.device).shared_memory_per_block_optin > 165_000)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
