@@ -87,8 +87,8 @@ def without_matrix(
 
     Args:
         query: (batch, heads, q, d).
-        key: (batch, heads, k, d).
-        value: (batch, heads, k, d_v).
+        key: (batch, heads or fewer, k, d).
+        value: (batch, heads or fewer, k, d_v).
         encoding: The encoding.
         mask: As for `biased_attention`.
         scale: As for `biased_attention`.
@@ -103,6 +103,8 @@ def without_matrix(
     if not fits or query.device.type not in ("cpu", "cuda"):
         return None
     bias = encoding.by_distance(queries, keys)
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     tensors = query, key, value, bias, *(() if mask is None else (mask,))
     if not all(type(each) in (Tensor, nn.Parameter) for each in tensors) or transformed(*tensors):
         return None
