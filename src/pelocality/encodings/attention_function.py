@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._triton import has_triton
 
-from pelocality._checks import flag
+from pelocality._checks import described, flag
 from pelocality._transforms import transformed
 from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend
@@ -51,8 +51,8 @@ def biased_attention(
         (batch, heads, q, d_v); zeros for a query that is fully masked.
 
     Raises:
-        TypeError: The encoding is not an `Encoding`, or the mask is not a tensor of booleans.
-        ValueError: Shapes that do not fit, or an encoding with another number of heads.
+        TypeError: The encoding is not an `Encoding`.
+        ValueError: Shapes or a mask that do not fit, or an encoding with another number of heads.
 
     Note:
         On CUDA, FlexAttention with ``encoding.score_modification`` needs no n x n matrix.
@@ -117,7 +117,8 @@ def without_matrix(
         if causal:
             bias = torch.cat([bias[:, :keys], torch.full_like(bias[:, keys:], -torch.inf)], -1)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        return ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)
+        output: Tensor = ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
+        return output
     exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
     # the fast kernel has no gradient of the bias; a query that sees itself is not fully masked
     if causal or learned or not exact or not bool(bias[:, keys - 1].isfinite().all()):
@@ -137,10 +138,11 @@ def _fit_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") != dtype:
         return False
     # a user who wants another implementation switches off this one, as with torch.nn.attention.sdpa_kernel
-    if torch.version.hip is not None or not has_triton() or not torch.backends.cuda.flash_sdp_enabled():
+    wanted: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    if torch.version.hip is not None or not wanted or not has_triton():
         return False
-    # blocks of 128 dimensions take so much, which GPUs of data centres have from the A100 on
-    return bool(torch.cuda.get_device_properties(query.device).shared_memory_per_block_optin > 165_000)
+    # A100, H100 and B200, which have the shared memory for blocks of 128 dimensions
+    return torch.cuda.get_device_capability(query.device) in ((8, 0), (9, 0), (10, 0))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
@@ -151,10 +153,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
         raise ValueError(f"{wanted} (fewer heads need enable_gqa=True), got {query.shape}, {key.shape}, {value.shape}")
     check_encoding(encoding, query.shape[1])
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"mask must hold booleans, True where a query sees a key; {_OF_TOKENS}")
     full = (*query.shape[:3], key.shape[2])
-    if mask.ndim != 4 or mask.shape[3] != full[3] or any(mask.shape[i] not in (1, full[i]) for i in range(3)):
-        raise ValueError(f"mask must be {full}, the first three or 1, got shape {tuple(mask.shape)}; {_OF_TOKENS}")
+    if mask is None or (
+        isinstance(mask, Tensor)
+        and mask.dtype == torch.bool
+        and mask.ndim == 4
+        and mask.shape[3] == full[3]
+        and all(mask.shape[i] in (1, full[i]) for i in range(3))
+    ):
+        return
+    wanted = f"booleans {full}, the first three or 1, True where a query sees a key"
+    raise ValueError(f"mask must be {wanted}, got {described(mask)}; {_OF_TOKENS}")
