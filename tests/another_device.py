@@ -17,6 +17,7 @@ from pelocality.encodings import (
     PositionalSelfAttention,
     RotaryEncoding,
     SinusoidalEncoding,
+    attention_function,
     biased_attention,
 )
 from pelocality.evaluation import evaluate, evaluate_needles, loss_by_position, pseudo_log_likelihood
@@ -149,6 +150,25 @@ def test_encodings(make, causal):
     if not causal:
         layer, x = PositionalSelfAttention(24, 3, encoding=encoding).eval(), torch.randn(2, N, 24)
         assert_same(moved(layer)(moved(x))[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("queries", "dim"), [(640, 64), (700, 32), (600, 20)])
+def test_attention_in_half_precision(queries, dim, causal, padded, monkeypatch):
+    """On a GPU of NVIDIA by kernels of our own, unless the dimensions are no power of two."""
+    monkeypatch.setattr(attention_function, "KERNELS", True)
+    encoding, keys = DistanceTable(2, 50, signed=True, causal=causal), 700
+    torch.nn.init.normal_(encoding.values)
+    states = [torch.randn(2, 2, n, dim).bfloat16() for n in (queries, keys, keys, queries)]
+    mask = (torch.arange(keys) < torch.tensor([[600], [keys]]))[:, None, None] if padded else None
+    found = []
+    for each, device, dtype in ((moved(encoding), DEVICE, torch.bfloat16), (encoding, "cpu", torch.float32)):
+        *inputs, gradient = (state.to(device, dtype).requires_grad_() for state in states)
+        output = biased_attention(*inputs, each, mask=None if mask is None else mask.to(device))
+        found.append([output, *torch.autograd.grad(output, [*inputs, each.values], gradient.detach())])
+    for there, here in zip(*found, strict=True):
+        assert_same(there.detach().float(), here.detach(), rtol=0, atol=0.02 * float(here.detach().abs().max()))
 
 
 def test_encodings_without_a_matrix():

@@ -375,7 +375,7 @@ def test_inputs_that_do_not_fit_raise_errors():
         ({"key": key[:, :, :5], "value": value[:, :, :5]}, ValueError, "k >= q"),
         ({"encoding": 3}, TypeError, "encoding must be"),
         ({"encoding": ALiBi(2)}, ValueError, "1 or 3 heads"),
-        ({"mask": torch.zeros(6, 8)}, TypeError, "booleans"),
+        ({"mask": torch.zeros(6, 8)}, ValueError, "mask must be booleans"),
         ({"mask": torch.ones(6, 8, dtype=torch.bool)}, ValueError, "mask must be"),
         ({"mask": torch.ones(2, 1, 1, 8, dtype=torch.bool)}, ValueError, "mask must be"),
     ):

@@ -26,11 +26,8 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
     """Return the rotations of a transformers model.
 
     Raises:
-        TypeError: The model is not a module.
-        ValueError: A model without rotations, or with frequencies that depend on the length of the input.
+        ValueError: Frequencies depend on the length of the input.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module, got {type(model).__name__}")
     found = []
     for place, module in model.named_modules():
         if any(map(by_length, rope_types(module))):
@@ -40,8 +37,6 @@ def rotations_of(model: nn.Module) -> list[Rotation]:
             parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
             base = parameters.get(layer_type, parameters).get("rope_theta", 10000.0)
             found.append(Rotation(place, layer_type, module.get_buffer(name).detach(), scaling_of(module, name), base))
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no rotary module with frequencies (inv_freq)")
     return found
 
 
@@ -97,10 +92,7 @@ def published_frequencies(dim: int, base: float, scaling: dict[str, Any] | None)
     options = scaling or {"rope_type": "default"}
     trained = options.get("original_max_position_embeddings", 0)
     angles = RotaryAngles(dim, base, options["rope_type"], options, trained)
-    try:
-        return angles.frequencies()[None], angles.attention_factor
-    except KeyError as error:
-        raise ValueError(f"scaling '{angles.scaling}' lacks what it needs: {error.args[0]}") from error
+    return angles.frequencies()[None], angles.attention_factor
 
 
 def checked_frequencies(frequencies: Any, heads: int, bands: int) -> Tensor:

@@ -50,8 +50,6 @@ def decay_and_symmetry(locality: float, balance: float, n: int, causal: bool) ->
 
 def _root(residual: Callable[[float], float], low: float, high: float) -> float:
     """Return the decay at which a function is zero; searched over its logarithm, since decays span many magnitudes."""
-    if residual(low) * residual(high) > 0:  # the target differs from the bound by less than the rounding of float64
-        raise ValueError("the targets are too close to the ends of their range for float64; choose less extreme ones")
     logarithm = brentq(lambda log: residual(math.exp(log)), math.log(low), math.log(high), xtol=1e-14, rtol=1e-14)
     return math.exp(float(logarithm))
 

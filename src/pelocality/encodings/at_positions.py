@@ -1,5 +1,6 @@
 """Encodings of positions that are no line: patches of an image, time stamps, nodes of a graph."""
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -34,9 +35,9 @@ class _PlacedEncoding(Encoding):
     def depends_on_mask(self) -> bool:
         return False
 
+    @abstractmethod
     def by_position(self) -> Tensor:
         """Return the bias of all queries and keys that have a place, (heads or 1, n, n), in `working_dtype`."""
-        raise NotImplementedError
 
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         before, n = self.positions.before, self.positions.shape[1]

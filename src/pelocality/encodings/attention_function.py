@@ -3,14 +3,16 @@
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._triton import has_triton
 
-from pelocality._checks import flag
+from pelocality._checks import described, flag
 from pelocality._transforms import transformed
 from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend
 from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 
+KERNELS = False  # whether a GPU runs our kernels
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
 _OF_TOKENS = "of a tokenizer's mask pass attention_mask[:, None, None].bool()"
 
@@ -49,8 +51,8 @@ def biased_attention(
         (batch, heads, q, d_v); zeros for a query that is fully masked.
 
     Raises:
-        TypeError: The encoding is not an `Encoding`, or the mask is not a tensor of booleans.
-        ValueError: Shapes that do not fit, or an encoding with another number of heads.
+        TypeError: The encoding is not an `Encoding`.
+        ValueError: Shapes or a mask that do not fit, or an encoding with another number of heads.
 
     Note:
         On CUDA, FlexAttention with ``encoding.score_modification`` needs no n x n matrix.
@@ -65,29 +67,82 @@ def biased_attention(
     if flag("enable_gqa", enable_gqa):
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
     _check(query, key, value, encoding, mask)
-    bias = _bias_by_distance(query, key, value, encoding) if mask is None and dropout_p == 0 else None
-    if bias is not None:  # with queries in reversed order, the Toeplitz matrix is a view of the bias by distance
-        matrix = bias.unfold(-1, key.shape[-2], 1)[None]
-        return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
+    output = without_matrix(query, key, value, encoding, mask, scale) if dropout_p == 0 else None
+    if output is not None:
+        return output
     query, key, added = encoding.attention_inputs(query, key, mask=mask, scale=scale)
     return attend(query, key, value, added, dropout_p, scale)
 
 
-def _bias_by_distance(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding) -> Tensor | None:
-    """Return the bias by distance, (heads or 1, q + k - 1), or None if attention needs the matrix."""
-    queries, keys = query.shape[-2], key.shape[-2]
-    if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0 or query.device.type != "cpu":
+def without_matrix(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    encoding: Encoding,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: bool = False,
+) -> Tensor | None:
+    """Return attention with a Toeplitz bias that is read by distance, or None where it needs the matrix.
+
+    Args:
+        query: (batch, heads, q, d).
+        key: (batch, heads or fewer, k, d).
+        value: (batch, heads or fewer, k, d_v).
+        encoding: The encoding.
+        mask: As for `biased_attention`.
+        scale: As for `biased_attention`.
+        causal: Whether keys after the query are hidden, also of an encoding that is not causal.
+    """
+    queries, keys, on_gpu = query.shape[-2], key.shape[-2], query.device.type == "cuda"
+    if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0:
         return None
-    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz or torch.is_autocast_enabled("cpu"):
+    if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
+        return None
+    fits = _fit_kernels(query, key, value) if on_gpu else mask is None and not torch.is_autocast_enabled("cpu")
+    if not fits or query.device.type not in ("cpu", "cuda"):
         return None
     bias = encoding.by_distance(queries, keys)
-    tensors = query, key, value, bias
-    plain = all(type(each) in (Tensor, nn.Parameter) for each in tensors) and not transformed(*tensors)
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    tensors = query, key, value, bias, *(() if mask is None else (mask,))
+    if not all(type(each) in (Tensor, nn.Parameter) for each in tensors) or transformed(*tensors):
+        return None
+    learned = torch.is_grad_enabled() and bias.requires_grad
+    if on_gpu:
+        if learned and torch.are_deterministic_algorithms_enabled():  # gradients of one distance are added in any order
+            return None
+        from pelocality.encodings._toeplitz_kernels import ToeplitzAttention
+
+        if causal:
+            bias = torch.cat([bias[:, :keys], torch.full_like(bias[:, keys:], -torch.inf)], -1)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        output: Tensor = ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
+        return output
     exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
-    learned = torch.is_grad_enabled() and bias.requires_grad  # the fast kernel has no gradient of the bias
-    # a query that sees itself is not fully masked
-    fits = plain and exact and not learned and bool(bias[:, keys - 1].isfinite().all())
-    return bias.to(query.dtype) if fits else None
+    # the fast kernel has no gradient of the bias; a query that sees itself is not fully masked
+    if causal or learned or not exact or not bool(bias[:, keys - 1].isfinite().all()):
+        return None
+    # with queries in reversed order, the Toeplitz matrix is a view of the bias by distance
+    matrix = bias.to(query.dtype).unfold(-1, keys, 1)[None]
+    return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
+
+
+def _fit_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether our kernels compute attention of these tensors on a GPU: in half precision, on NVIDIA's."""
+    size, batch, dtype = query.shape[-1], query.shape[0] * query.shape[1], query.dtype
+    if not KERNELS or size not in (16, 32, 64, 128) or value.shape[-1] != size or batch >= 2**16:
+        return False
+    if dtype not in (torch.float16, torch.bfloat16) or {key.dtype, value.dtype} != {dtype}:
+        return False
+    if torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") != dtype:
+        return False
+    # a user who wants another implementation switches off this one, as with torch.nn.attention.sdpa_kernel
+    wanted: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    if torch.version.hip is not None or not wanted or not has_triton():
+        return False
+    # A100, H100 and B200, which have the shared memory for blocks of 128 dimensions
+    return torch.cuda.get_device_capability(query.device) in ((8, 0), (9, 0), (10, 0))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: Tensor | None) -> None:
@@ -98,10 +153,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         wanted = "query (batch, heads, q, d), key (batch, heads, k >= q, d) and value (batch, heads, k, d_v) must fit"
         raise ValueError(f"{wanted} (fewer heads need enable_gqa=True), got {query.shape}, {key.shape}, {value.shape}")
     check_encoding(encoding, query.shape[1])
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise TypeError(f"mask must hold booleans, True where a query sees a key; {_OF_TOKENS}")
     full = (*query.shape[:3], key.shape[2])
-    if mask.ndim != 4 or mask.shape[3] != full[3] or any(mask.shape[i] not in (1, full[i]) for i in range(3)):
-        raise ValueError(f"mask must be {full}, the first three or 1, got shape {tuple(mask.shape)}; {_OF_TOKENS}")
+    if mask is None or (
+        isinstance(mask, Tensor)
+        and mask.dtype == torch.bool
+        and mask.ndim == 4
+        and mask.shape[3] == full[3]
+        and all(mask.shape[i] in (1, full[i]) for i in range(3))
+    ):
+        return
+    wanted = f"booleans {full}, the first three or 1, True where a query sees a key"
+    raise ValueError(f"mask must be {wanted}, got {described(mask)}; {_OF_TOKENS}")

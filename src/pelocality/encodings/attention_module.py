@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pelocality._checks import HIDDEN, check_choice, count
+from pelocality._checks import HIDDEN, check_choice
 from pelocality.encodings._checks import check_tensor
 from pelocality.encodings._scores import attend, attention_weights
 from pelocality.encodings.attention_function import biased_attention
@@ -47,7 +47,7 @@ class PositionalSelfAttention(nn.MultiheadAttention):
 
     Raises:
         TypeError: The encoding is not an `Encoding`, or another argument has the wrong type.
-        ValueError: num_heads does not divide embed_dim, the encoding has another number of heads, or an unknown mode.
+        ValueError: The encoding has another number of heads, or an unknown mode.
 
     Note:
         Any length works, and padding does not change the output: P and the weights form of `AttenuatedEncoding` are
@@ -72,8 +72,6 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if count("embed_dim", embed_dim) % count("num_heads", num_heads):
-            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
         check_choice("mode", mode, ("add", "concat", "sequence"))
         encoding = NoEncoding() if encoding is None else encoding
         check_encoding(encoding, num_heads)
@@ -132,8 +130,6 @@ class PositionalSelfAttention(nn.MultiheadAttention):
         if (key is not None and key is not query) or (value is not None and value is not query):
             raise ValueError("this is self-attention: key and value must be the query itself, or left out")
         check_tensor("query", query)
-        if query.ndim not in (2, 3) or query.shape[-1] != self.embed_dim:
-            raise ValueError(f"query must be ([batch,] n, {self.embed_dim}), got shape {tuple(query.shape)}")
         x = query if query.ndim == 3 else query[None]
         added, visible = self._masks(x, key_padding_mask, attn_mask, is_causal)  # (batch or 1, heads or 1, n or 1, n)
 

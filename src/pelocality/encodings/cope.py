@@ -54,8 +54,6 @@ class CoPE(ContentEncoding):
         added: Tensor | None = None,
         scale: float | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if query.shape[-1] != self.dim:
-            raise ValueError(f"query must have the {self.dim} dimensions of the encoding, got {query.shape[-1]}")
         visible = self.visible_keys(*check_lengths(query.shape[-2], key.shape[-2]), mask)
         exact = torch.promote_types(query.dtype, self.working_dtype)  # positions are counted in no half precision
         with torch.autocast(query.device.type, enabled=False):

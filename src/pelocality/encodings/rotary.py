@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pelocality._checks import WITHOUT_FLOAT64, count, flag, number, on_float64_device
 from pelocality._transforms import transformed
-from pelocality.encodings._checks import PerHead, check_tensor, per_head
+from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings._frequencies import (
     checked_frequencies,
     checked_scaling,
@@ -79,9 +79,7 @@ class RotaryEncoding(ContentEncoding):
         causal: bool = False,
     ) -> None:
         super().__init__(heads, causal)
-        if count("dim", dim, least=2) % 2:
-            raise ValueError(f"dim must be even, two for each frequency, got {dim}")
-        self.dim, self.scaling = dim, checked_scaling(scaling)
+        self.dim, self.scaling = count("dim", dim, least=2), checked_scaling(scaling)
         theta = (self.scaling or {}).get("rope_theta")
         self.base = per_head("base", (theta or 10000.0) if base is None else base, 1).item()
         if theta is not None and theta != self.base:
@@ -109,7 +107,6 @@ class RotaryEncoding(ContentEncoding):
             read. If a model pairs adjacent dimensions (GLM, Cohere), `kernel` needs another ``interleaved``.
 
         Raises:
-            TypeError: The model is not a module.
             ValueError: A model without rotations, with several different rotations but no ``layer_type``, or with
                 frequencies that depend on the length of the input (dynamic NTK, LongRoPE).
         """
@@ -214,13 +211,8 @@ class RotaryEncoding(ContentEncoding):
 
         Raises:
             TypeError: A length that is not an integer.
-            ValueError: Queries and keys of other shapes.
+            ValueError: Fewer dimensions than are rotated.
         """
-        check_tensor("query", query)
-        check_tensor("key", key)
-        if query.shape != key.shape or query.ndim < 2 or (self.heads > 1 and query.shape[-2] != self.heads):
-            wanted = f"(..., {self.heads if self.heads > 1 else 'heads'}, d)"
-            raise ValueError(f"query and key must be {wanted}, got {tuple(query.shape)} and {tuple(key.shape)}")
         self._check_size(query)
         q, k = (on_float64_device(each).double() for each in (query, key))
         distance = torch.arange(1 - count("length", length), length, device=q.device, dtype=q.dtype)
@@ -278,10 +270,7 @@ class RotaryEncoding(ContentEncoding):
         """Return queries or keys (batch, heads, n, d), rotated by `angles` and of their own dtype."""
         self._check_size(states)
         if (heads := cos.shape[-3]) > 1:  # adjacent heads share their keys
-            size, rest = divmod(states.shape[-3], heads)
-            if rest:
-                raise ValueError(f"an encoding with {heads} heads does not fit {states.shape[-3]} heads")
-            cos, sin = (each.repeat_interleave(size, -3) for each in (cos, sin))
+            cos, sin = (each.repeat_interleave(states.shape[-3] // heads, -3) for each in (cos, sin))
         x = states if self.dim == states.shape[-1] else states[..., : self.dim]
         real, imaginary = self._parts(x.to(torch.promote_types(states.dtype, cos.dtype)))
         parts = (

@@ -226,10 +226,15 @@ def plain_torch() -> Iterator[None]:
 def unobserved() -> Iterator[None]:
     """Keep what is computed in a with-statement from the observers in force."""
     with ExitStack() as stack:
-        for mode in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-            if isinstance(mode, Observer):
-                stack.enter_context(changed(mode, "paused", True))
+        for observer in observers():
+            stack.enter_context(changed(observer, "paused", True))
         yield
+
+
+def observers() -> list[Observer]:
+    """Return the observers in force."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return [mode for mode in modes if isinstance(mode, Observer)]
 
 
 def kernel_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pelocality._checks import HIDDEN
 from pelocality.encodings import ContentEncoding, RotaryEncoding
+from pelocality.encodings.attention_function import without_matrix
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.calls import no_continuous_batching
 from pelocality.models.observer import (
@@ -23,10 +24,12 @@ from pelocality.models.observer import (
     kernel_weights,
     module_call,
     module_visible,
+    observers,
     unobserved,
 )
 
 _LOGSUMEXP = (torch.logsumexp, Tensor.logsumexp)  # Granite scales its output by this for its sinks
+_OUTPUT = "output"  # in the place of arguments: what a function of torch returns with the encoding
 _KERNEL, _MODULE = functional.scaled_dot_product_attention, functional.multi_head_attention_forward
 
 
@@ -68,7 +71,7 @@ class Encoded(TorchFunctionMode):
         else:
             with unobserved():
                 args, kwargs = change(func, args, kwargs or {})
-        return func(*args, **kwargs)
+        return kwargs[_OUTPUT] if _OUTPUT in kwargs else func(*args, **kwargs)
 
     def check(self, name: str, hidden: Tensor | None) -> None:
         """Refuse a forward pass of an attention module of this class without attention over its tokens.
@@ -204,6 +207,8 @@ class Encoded(TorchFunctionMode):
         self.attached.key_size = key.shape[-1]
         if slots < queries:  # attention to others than the tokens
             return (), call
+        if (output := self._without_matrix(call)) is not None:
+            return (), {_OUTPUT: output}
         if call.get("is_causal"):
             mask = torch.ones(queries, slots, dtype=torch.bool, device=query.device).tril()
         if self.attached.note is not None:
@@ -227,6 +232,20 @@ class Encoded(TorchFunctionMode):
             bias = bias.expand(batch if given.ndim == 3 else -1, self.heads, -1, -1)
             bias = bias.reshape(*(given.shape[:-2] if given.ndim == 3 else (len(bias), -1)), given.shape[-2], slots)
         return (), call | {"attn_mask": bias, "is_causal": False}
+
+    def _without_matrix(self, call: dict[str, Any]) -> Tensor | None:
+        """Return the output of a call of torch's kernel with the encoding, or None where this needs the matrix."""
+        query, key, mask = call["query"], call["key"], call.get("attn_mask")
+        if query.ndim < 4 or query.shape[1] != self.heads or query.shape[2] != key.shape[2] or call.get("dropout_p"):
+            return None
+        if (mask is not None and (mask.dtype != torch.bool or mask.ndim < 4)) or self.attached.note or observers():
+            return None
+        with loaded(self.encoding, [self.encoding]):
+            options = mask, call.get("scale"), bool(call.get("is_causal"))
+            output = without_matrix(query, key, call["value"], self.encoding, *options)
+        if output is not None:
+            self.encoded.append((query.shape[2], key.shape[2]))
+        return output
 
     def _by_head(self, mask: Tensor, query: Tensor) -> bool:
         """Return whether the heads of a mask stand in the axis of texts, or in that of the one query."""
