@@ -271,6 +271,7 @@ def main() -> None:
         parser.error("there is no GPU; --smoke runs tiny sizes on the CPU")
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     gc.collect()
     gc.freeze()  # what is imported would be searched for garbage before each row
