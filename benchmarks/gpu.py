@@ -3,9 +3,8 @@
     python -m benchmarks.gpu --output DIR   # all rows, at most eight minutes on one GPU
     python -m benchmarks.gpu --smoke        # tiny sizes, also on a CPU, in seconds
 
-DIR gets gpu.json and gpu.md. A row that fails, or for which the seconds of its part do not suffice, says so. Times are
-medians of pairs, the work and then what it is compared with, by the clock of the GPU. Memory is the peak of one call
-beyond what was allocated before it.
+DIR gets gpu.json and gpu.md. A row that fails, or exceeds the seconds of its part, says so. Times are medians of pairs,
+the work and then its comparison, by the clock of the GPU; memory is the peak of one call beyond what was there.
 """
 
 from __future__ import annotations
@@ -128,19 +127,20 @@ def word_rows(tiny: bool) -> list[Row]:
 def text_rows(tiny: bool) -> list[Row]:
     def calls(layers: int, heads: int, n: int, texts: int) -> tuple[Call, Call]:
         own, eager = (llama(layers, heads, each) for each in ("sdpa", "eager"))
-        batches = random_ids(texts, n).split(4)
+        batches = random_ids(texts, n).split(max(4, 2048 // n))
         mappings = [{"input_ids": ids} for ids in batches]
         options = {"length": n, "special_tokens": True, "progress": False}
         return lambda: models.text_average(own, mappings, **options), lambda: added_up(eager, batches)
 
     def alone(layers: int, heads: int, n: int, texts: int) -> tuple[Call]:
-        return (partial(read, llama(layers, heads), random_ids(texts, n).split(4)),)
+        return (partial(read, llama(layers, heads), random_ids(texts, n).split(max(4, 2048 // n))),)
 
     rows = []
-    for sizes in [(1, 4, 16, 2)] if tiny else [(2, 32, 512, 4), (4, 32, 1024, 8)]:
+    for sizes in [(1, 4, 16, 2)] if tiny else [(2, 32, 512, 4), (4, 32, 1024, 8), (12, 12, 32, 256)]:
         size = dict(zip(("layers", "heads", "n", "texts"), sizes, strict=True))
-        rows.append(Row("forward of a decoder", "", alone, *sizes, **size))
-        rows.append(Row("text_average", "mean of output_attentions, batches of 4", calls, *sizes, **size))
+        weights = sizes[0] * 43 * (64 * sizes[1]) ** 2 // 4  # of the linear maps in `llama`
+        rows.append(Row("forward of a decoder", "", alone, *sizes, **size, parameters=weights))
+        rows.append(Row("text_average", "mean of output_attentions", calls, *sizes, **size))
     return rows
 
 
@@ -272,13 +272,13 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     gc.collect()
     gc.freeze()  # what is imported would be searched for garbage before each row
     asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     head = {"machine": machine(), "transformers": transformers.__version__}
     head |= {"pelocality": pelocality.__version__, "commit": asked.stdout.strip()}
-    lines = [", ".join(f"{name} {each}" for name, each in head.items() if each), "", *head_lines()]
+    about = ", ".join(f"{name} {each}" for name, each in head.items() if each)
+    lines = ["# What a GPU takes", "", f"`python -m benchmarks.gpu` on {about}:", "", *head_lines()]
     print(*lines, sep="\n", flush=True)
     entries, start = [], time.perf_counter()
     for part in options.parts:
