@@ -1,11 +1,13 @@
 """Two processes divide the work, and each returns what one process alone returns."""
 
 import dataclasses
+import functools
 import os
 import pickle
 import socket
 import sys
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from transformers import BertForMaskedLM
 from benchmarks.attaching import random_table
 from pelocality import _distributed
 from pelocality.encodings import ALiBi, AttenuatedEncoding
-from pelocality.evaluation import evaluate
+from pelocality.evaluation import evaluate, evaluate_minimal_pairs, evaluate_needles, log_likelihood, loss_by_position
 from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics import locality, symmetry
 from pelocality.metrics.accumulate import MeanAttention, MeanOver
@@ -29,8 +31,10 @@ from tests import test_models_callback as callbacks
 from tests.families import tiny, tiny_any, tokens
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences, sentence
+from tests.test_evaluation_likelihood import causal_model, pairs_of
 from tests.test_metrics import random_attention
 from tests.test_models_words import wordpiece
+from tests.test_probes_needles import word_level
 
 
 def results():
@@ -45,6 +49,27 @@ def results():
         "one sentence": dependency_accuracy(tiny("bert"), tokenizer, random_sentences(1)),
         "gathered": _distributed.gathered([x * x for x in _distributed.part_of_process(range(5))], 5),
     }
+
+
+def scored():
+    """How a decoder scores texts: 3 pairs, of which one is a tie, 7 questions and 5 texts of three lengths."""
+    tokenizer = word_level("<s>")
+    model = causal_model(tokenizer)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    words = [word for word in sorted(tokenizer.get_vocab()) if word.isalpha()][:6]
+    texts = [" ".join(words[start:end]) for start, end in [(0, 3), (1, 4), (2, 6), (3, 5), (0, 6)]]
+    pairs = pairs_of([texts[0], texts[1], texts[3]], [texts[2], texts[4], texts[3]])
+    columns = {"context": texts + texts[:2], "question": words + words[:1], "label": [0, 1, 0, 1, 0, 1, 0]}
+    items = datasets.Dataset.from_dict(columns | {"answers": [words[4:]] * 7, "provenance": [{}] * 7})
+    score = functools.partial(log_likelihood, beginning=False)
+    return (
+        evaluate_minimal_pairs(model, tokenizer, pairs, score=score).examples["difference"],
+        evaluate_minimal_pairs(lambda texts: list(map(len, texts)), None, pairs).examples["difference"],
+        evaluate_minimal_pairs(lambda texts: [len(texts[0])], None, pairs_of(["a"], ["a"])).examples["good"],
+        evaluate_needles(model, tokenizer, items).examples[["score", "margin", "prediction"]],
+        loss_by_position(model, texts, tokenizer).losses.numpy(),
+    )
 
 
 def measured():
@@ -221,6 +246,7 @@ def process(rank, folder, port):
     found["sharded"] = sharded()
     found["measured in shards"] = measured_in_shards()
     found["means"] = means(rank)
+    found["scored"] = scored()
     found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(found, file)
@@ -244,7 +270,7 @@ def test_two_processes_return_what_one_does(tmp_path):
         port = free.getsockname()[1]
     method = "fork" if sys.platform == "linux" else "spawn"  # elsewhere a forked process may not compute
     mp.start_processes(process, args=(str(tmp_path), port), nprocs=2, start_method=method)
-    expected, expected_of_models = results(), measured()
+    expected, expected_of_models, expected_scores = results(), measured(), scored()
     expected_in_shards = measured_in_shards()
     attention = random_attention(10, 3, 12, 12)
     expected_means = [locality(attention).mean(0), symmetry(attention).mean(0), attention.mean(0)]
@@ -255,6 +281,8 @@ def test_two_processes_return_what_one_does(tmp_path):
         assert_frame_equal(here.examples, one.examples, rtol=1e-12)
         assert (here.difference, here.truncated, here.model) == (one.difference, one.truncated, one.model)
         assert one.truncated > 1
+        for here, one in zip(found["scored"], expected_scores, strict=True):
+            np.testing.assert_allclose(here, one, rtol=1e-9)
         for name in ("dependencies", "one sentence"):
             one, here = expected[name], found[name]
             assert_frame_equal(here.words, one.words)

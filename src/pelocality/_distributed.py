@@ -30,13 +30,15 @@ def several_processes() -> bool:
 
 
 def undivided_if_sharded(function: Callable[P, T]) -> Callable[P, T]:
-    """Let each process do all the work of a function whose first argument is a model sharded by ``fully_shard``."""
+    """Let each process do all the work of a function whose first argument is a model with weights divided among them.
+
+    They can run such a model only together, equally often.
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> T:
         model: Any = args[0] if args else options.get("model")
-        sharded = fully_sharded(getattr(model, "given", model)) is not None
-        before = _undivided.set(_undivided.get() or sharded)
+        before = _undivided.set(_undivided.get() or _is_sharded(getattr(model, "given", model)))
         try:
             return function(*args, **options)
         finally:
@@ -112,35 +114,38 @@ def fully_sharded(model: Any) -> Any:
     return next((part for part in model.modules() if isinstance(part, FSDPModule)), None)
 
 
-def refuse_sharded(model: nn.Module) -> None:
-    """Refuse a model of which each process computes a part alone (tensor parallelism), or that hides its weights.
-
-    Raises:
-        ValueError: The model is sharded by something else than ``fully_shard``.
-    """
-    if not several_processes():
-        return
-    from torch.distributed.fsdp import FullyShardedDataParallel
+def _is_sharded(model: Any) -> bool:
+    """Return whether each process holds a part of the weights of a model alone."""
+    if not several_processes() or not isinstance(model, nn.Module):
+        return False
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
 
-    gathered_by = 0 if fully_sharded(model) is None else 1
+    parts = [*model.modules(), *model.parameters()]
+    return any(isinstance(part, DTensor | FSDPModule | FullyShardedDataParallel) for part in parts)
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Refuse a model whose attention no process sees whole (tensor parallelism), or that hides its weights (FSDP1).
+
+    Raises:
+        ValueError: The model is sharded, and not by ``fully_shard`` alone.
+    """
+    if not _is_sharded(model):
+        return
+    from torch.distributed.tensor import DTensor
+
+    whole = fully_sharded(model) is not None
     tensors = (each for each in model.parameters() if isinstance(each, DTensor))
-    parallel = any(sum(not place.is_replicate() for place in each.placements) > gathered_by for each in tensors)
-    if parallel or any(isinstance(part, FullyShardedDataParallel) for part in model.modules()):
+    if not whole or any(sum(not place.is_replicate() for place in each.placements) > 1 for each in tensors):
         advice = "use fully_shard, load all its weights in each process, or spread it over devices with device_map"
         raise ValueError(f"{type(model).__name__} is sharded over processes, so that none sees all heads; {advice}")
 
 
-def without_ddp(model: nn.Module) -> nn.Module:
-    """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for the other processes.
-
-    Raises:
-        ValueError: The model is sharded over processes.
-    """
-    refuse_sharded(model)
-    if dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
-    return model
+def without_ddp(model: Any) -> Any:
+    """Return a model without its ``DistributedDataParallel``, whose forward pass would wait for other processes."""
+    parallel = dist.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)
+    return model.module if parallel else model
 
 
 @functools.lru_cache(maxsize=1)
