@@ -58,17 +58,17 @@ def eager(bias: Callable[[int], Tensor], *learned: Tensor) -> Contender:
     )
 
 
-def encodings() -> dict[str, RelativeEncoding]:
-    decays = torch.logspace(-3, 0, HEADS)
+def encodings(heads: int = HEADS) -> dict[str, RelativeEncoding]:
+    decays = torch.logspace(-3, 0, heads)
     return {
-        "fixed: attenuated, all heads equal": AttenuatedEncoding(HEADS),
-        "fixed: attenuated, a decay per head": AttenuatedEncoding(HEADS, decays),
-        "fixed: ALiBi": ALiBi(HEADS),
-        "learned: attenuated, logits form": AttenuatedEncoding(HEADS, decays, form="logits", learnable=True),
-        "learned: attenuated, weights form": AttenuatedEncoding(HEADS, decays, learnable=True),
-        "learned: signed distance table": DistanceTable(HEADS, 512, signed=True),
-        "learned: KERPLE (log)": KERPLE(HEADS),
-        "learned: T5 buckets": T5Buckets(HEADS),
+        "fixed: attenuated, all heads equal": AttenuatedEncoding(heads),
+        "fixed: attenuated, a decay per head": AttenuatedEncoding(heads, decays),
+        "fixed: ALiBi": ALiBi(heads),
+        "learned: attenuated, logits form": AttenuatedEncoding(heads, decays, form="logits", learnable=True),
+        "learned: attenuated, weights form": AttenuatedEncoding(heads, decays, learnable=True),
+        "learned: signed distance table": DistanceTable(heads, 512, signed=True),
+        "learned: KERPLE (log)": KERPLE(heads),
+        "learned: T5 buckets": T5Buckets(heads),
     }
 
 
@@ -123,7 +123,7 @@ def padded(name: str, encoding: RelativeEncoding, n: int) -> dict[str, Contender
     return {f"{name}, padded": Contender(with_encoding, learned), f"{name}, padded, as a mask": sdpa(mask, *learned)}
 
 
-def flexible(n: int) -> dict[str, Contender]:
+def flexible(n: int, heads: int = HEADS) -> dict[str, Contender]:
     """Return FlexAttention, which needs no n x n bias; its backward pass needs CUDA."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -138,30 +138,31 @@ def flexible(n: int) -> dict[str, Contender]:
 
         return Contender(attend, learned)
 
-    return {f"flex, {name}": contender(encoding) for name, encoding in encodings().items()}
+    return {f"flex, {name}": contender(encoding) for name, encoding in encodings(heads).items()}
 
 
 BASELINE = Contender(scaled_dot_product_attention)
 
 
+def forward(one: Contender, inputs: list[Tensor]) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with torch.no_grad():
+            return one.attend(*inputs)
+
+    return run
+
+
+def both(one: Contender, inputs: list[Tensor]) -> Callable[[], object]:
+    gradient = torch.ones_like(inputs[0])
+    return lambda: torch.autograd.grad(one.attend(*inputs), (*inputs, *one.learned), gradient)
+
+
 def report(n: int, name: str, contender: Contender, inputs: list[Tensor], repeats: int) -> None:
     torch.compiler.reset()  # or what others compiled counts towards the limit of recompilations
-    gradient = torch.ones_like(inputs[0])
-
-    def forward(one: Contender) -> Callable[[], Tensor]:
-        def run() -> Tensor:
-            with torch.no_grad():
-                return one.attend(*inputs)
-
-        return run
-
-    def both(one: Contender) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(one.attend(*inputs), (*inputs, *one.learned), gradient)
-
-    took, ratio = paired(forward(contender), forward(BASELINE), repeats)
-    took_both, ratio_both = paired(both(contender), both(BASELINE), repeats)
+    took, ratio = paired(forward(contender, inputs), forward(BASELINE, inputs), repeats)
+    took_both, ratio_both = paired(both(contender, inputs), both(BASELINE, inputs), repeats)
     figures = (f"{1e3 * took:.1f}", f"{ratio:.2f}", f"{1e3 * took_both:.1f}", f"{ratio_both:.2f}")
-    print(ROW.format(n, name, *figures, f"{extra_mebibytes(both(contender)):.1f}"), flush=True)
+    print(ROW.format(n, name, *figures, f"{extra_mebibytes(both(contender, inputs)):.1f}"), flush=True)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import math
 import platform
 import statistics
 import time
@@ -28,19 +29,34 @@ def arguments(description: str, **flags: str) -> argparse.Namespace:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    """Return how long a call takes; on a GPU by its own clock, and what was queued before does not count."""
+    if not torch.cuda.is_available():
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
     function()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1000
+
+
+def timed_pairs(
+    function: Callable[[], object], baseline: Callable[[], object], repeats: int, within: float = math.inf
+) -> list[tuple[float, float]]:
+    """Return the seconds of two functions, run in turn: of this many pairs, or fewer where they take a while."""
+    pairs, end = [], time.perf_counter() + within
+    while len(pairs) < repeats and (not pairs or time.perf_counter() < end):
+        pairs.append((seconds(function), seconds(baseline)))
+    return pairs
 
 
 def paired(function: Callable[[], object], baseline: Callable[[], object], repeats: int) -> tuple[float, float]:
     """Median seconds of the function and median of its ratio to the baseline, run in turn."""
     function(), baseline()
-    pairs = [(seconds(function), seconds(baseline)) for _ in range(repeats)]
+    pairs = timed_pairs(function, baseline, repeats)
     return statistics.median(a for a, _ in pairs), statistics.median(a / b for a, b in pairs)
 
 
@@ -81,7 +97,9 @@ def compiled(wanted: bool) -> Iterator[None]:
 def machine() -> str:
     names = [line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{names[0] if names else platform.machine()}{gpu}, torch {torch.__version__}, one thread"
+    threads = torch.get_num_threads()
+    threads = "one thread" if threads == 1 else f"{threads} threads"
+    return f"{names[0] if names else platform.machine()}{gpu}, torch {torch.__version__}, {threads}"
 
 
 def _cpuinfo() -> list[str]:

@@ -1,10 +1,13 @@
 """Two processes divide the work, and each returns what one process alone returns."""
 
+import dataclasses
+import functools
 import os
 import pickle
 import socket
 import sys
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -13,22 +16,25 @@ import torch.multiprocessing as mp
 from pandas.testing import assert_frame_equal
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from transformers import BertForMaskedLM
 
 from benchmarks.attaching import random_table
 from pelocality import _distributed
-from pelocality.encodings import AttenuatedEncoding
-from pelocality.evaluation import evaluate
+from pelocality.encodings import ALiBi, AttenuatedEncoding
+from pelocality.evaluation import evaluate, evaluate_minimal_pairs, evaluate_needles, log_likelihood, loss_by_position
 from pelocality.evaluation.dependencies import dependency_accuracy
 from pelocality.metrics import locality, symmetry
 from pelocality.metrics.accumulate import MeanAttention, MeanOver
-from pelocality.models import AttentionFunction, attach, positional_attention, text_average
+from pelocality.models import AttentionFunction, attach, decompose, influence, positional_attention, text_average
 from tests import test_models_callback as callbacks
 from tests.families import tiny, tiny_any, tokens
 from tests.test_evaluation import classifier, shuffled
 from tests.test_evaluation_dependencies import random_sentences, sentence
+from tests.test_evaluation_likelihood import causal_model, pairs_of
 from tests.test_metrics import random_attention
 from tests.test_models_words import wordpiece
+from tests.test_probes_needles import word_level
 
 
 def results():
@@ -43,6 +49,27 @@ def results():
         "one sentence": dependency_accuracy(tiny("bert"), tokenizer, random_sentences(1)),
         "gathered": _distributed.gathered([x * x for x in _distributed.part_of_process(range(5))], 5),
     }
+
+
+def scored():
+    """How a decoder scores texts: 3 pairs, of which one is a tie, 7 questions and 5 texts of three lengths."""
+    tokenizer = word_level("<s>")
+    model = causal_model(tokenizer)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    words = [word for word in sorted(tokenizer.get_vocab()) if word.isalpha()][:6]
+    texts = [" ".join(words[start:end]) for start, end in [(0, 3), (1, 4), (2, 6), (3, 5), (0, 6)]]
+    pairs = pairs_of([texts[0], texts[1], texts[3]], [texts[2], texts[4], texts[3]])
+    columns = {"context": texts + texts[:2], "question": words + words[:1], "label": [0, 1, 0, 1, 0, 1, 0]}
+    items = datasets.Dataset.from_dict(columns | {"answers": [words[4:]] * 7, "provenance": [{}] * 7})
+    score = functools.partial(log_likelihood, beginning=False)
+    return (
+        evaluate_minimal_pairs(model, tokenizer, pairs, score=score).examples["difference"],
+        evaluate_minimal_pairs(lambda texts: list(map(len, texts)), None, pairs).examples["difference"],
+        evaluate_minimal_pairs(lambda texts: [len(texts[0])], None, pairs_of(["a"], ["a"])).examples["good"],
+        evaluate_needles(model, tokenizer, items).examples[["score", "margin", "prediction"]],
+        loss_by_position(model, texts, tokenizer).losses.numpy(),
+    )
 
 
 def measured():
@@ -150,13 +177,54 @@ def means(rank):
     return [mean.compute() for mean in found]
 
 
+def shard(model):
+    """A model that two processes share layer by layer, with its head and its embeddings at the root."""
+    if dist.is_initialized():
+        layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+        for module in (*layers, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    return model
+
+
+def encoded():
+    """A model of masked words, with an encoding that is learned."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = BertForMaskedLM(tiny("bert").config).eval()
+    attach(model, AttenuatedEncoding(2, [0.2, 0.7], learnable=True))
+    return model
+
+
+def measured_in_shards():
+    """What is measured of a model that two processes share: each function whose work they would divide, and others."""
+    model, batches = shard(encoded()), [{"input_ids": tokens(2, 6, seed)} for seed in range(3)]
+    options = {"special_tokens": True, "progress": False}
+    found = {
+        "words": positional_attention(model, length=8, words=5, batch_size=2),
+        "text": text_average(model, batches, **options),
+        "influence": influence(model, batches[:1], **options),
+    }
+    sentences = dependency_accuracy(model, wordpiece(), random_sentences(4))
+    answers = evaluate(shard(classifier()), wordpiece(), shuffled(7), max_length=8)
+    if dist.is_initialized():
+        assert all(isinstance(each, DTensor) for each in model.parameters())  # nothing stays gathered
+        assert "forward" not in vars(model)
+        with pytest.raises(ValueError, match="attach it before"):
+            attach(shard(tiny("bert")), random_table(2))
+        with pytest.raises(ValueError, match="sharded weights"):
+            decompose(shard(tiny("bert")), tokens(1, 5))
+    bert = shard(tiny("bert"))
+    with attach(bert, ALiBi(2)), torch.no_grad():
+        output = bert(tokens(1, 5))[0]
+    return found, (output, torch.tensor(sentences.attended), torch.tensor(answers.examples["probability"]))
+
+
 def sharded():
     """The whole state dict of a model with encodings, sharded where there are two processes."""
     model = tiny("bert")
     attach(model, AttenuatedEncoding(2, [0.2, 0.7], learnable=True))
+    shard(model)
     if dist.is_initialized():
-        for module in (*model.encoder.layer, model):
-            fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
         assert "AttenuatedEncoding(heads=2, causal=False)" in repr(model)
     state = model.state_dict()
     return {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in state.items()}
@@ -176,7 +244,9 @@ def process(rank, folder, port):
     found = results() | measured() | {"trained": trained(rank, folder)}
     found["stepped"] = [stepped(*each) for each in STEPPED]
     found["sharded"] = sharded()
+    found["measured in shards"] = measured_in_shards()
     found["means"] = means(rank)
+    found["scored"] = scored()
     found["sum"] = _distributed.summed(torch.tensor([1.0, rank]))
     with open(f"{folder}/{rank}", "wb") as file:
         pickle.dump(found, file)
@@ -200,7 +270,8 @@ def test_two_processes_return_what_one_does(tmp_path):
         port = free.getsockname()[1]
     method = "fork" if sys.platform == "linux" else "spawn"  # elsewhere a forked process may not compute
     mp.start_processes(process, args=(str(tmp_path), port), nprocs=2, start_method=method)
-    expected, expected_of_models = results(), measured()
+    expected, expected_of_models, expected_scores = results(), measured(), scored()
+    expected_in_shards = measured_in_shards()
     attention = random_attention(10, 3, 12, 12)
     expected_means = [locality(attention).mean(0), symmetry(attention).mean(0), attention.mean(0)]
     untrained = positional_attention(callbacks.make_trainer(tmp_path).model, length=12, words=3)
@@ -210,6 +281,8 @@ def test_two_processes_return_what_one_does(tmp_path):
         assert_frame_equal(here.examples, one.examples, rtol=1e-12)
         assert (here.difference, here.truncated, here.model) == (one.difference, one.truncated, one.model)
         assert one.truncated > 1
+        for here, one in zip(found["scored"], expected_scores, strict=True):
+            np.testing.assert_allclose(here, one, rtol=1e-9)
         for name in ("dependencies", "one sentence"):
             one, here = expected[name], found[name]
             assert_frame_equal(here.words, one.words)
@@ -223,6 +296,12 @@ def test_two_processes_return_what_one_does(tmp_path):
         assert found["sum"].tolist() == [2, 1]
         torch.testing.assert_close(found["means"], expected_means)
         torch.testing.assert_close(found["sharded"], dict(sharded()), rtol=0, atol=0)
+        for name, one in expected_in_shards[0].items():
+            here = found["measured in shards"][0][name]
+            assert "AttenuatedEncoding" in here.source.encoding  # its numbers are not gathered to be printed
+            source = dataclasses.replace(here.source, encoding=one.source.encoding)
+            same_result(dataclasses.replace(here, source=source), one)
+        torch.testing.assert_close(found["measured in shards"][1], expected_in_shards[1], rtol=1e-5, atol=1e-6)
         for name, one in expected_of_models.items():
             same_result(found[name], one)
         table, reported = found["trained"]

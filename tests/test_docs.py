@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import runpy
 from importlib.util import find_spec
 
 import pytest
@@ -130,3 +131,31 @@ def test_pages_are_listed_by_their_titles():
         first = page if path.endswith(".md") else "".join(json.loads(page)["cells"][0]["source"])
         assert path in OVERVIEWS or first.startswith(f"# {name}\n"), path
     assert {path for _, path in listed} >= {f"results/{page.name}" for page in (ROOT / "docs" / "results").glob("*.md")}
+
+
+def test_the_page_of_costs_extrapolates_what_was_measured_and_leaves_out_what_was_not():
+    """Times made up of 1 ns a weight, and 0.02 ps a parameter and token, which the table has to find again."""
+    pytest.importorskip("latex2mathml")
+    cost_table = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["cost_table"]
+
+    def row(work, layers, heads, n, texts, parameters=0.0):
+        milliseconds = 1e3 * (1e-9 * layers * heads * n**2 * texts + 2e-14 * parameters * n * texts)
+        size = {"layers": layers, "heads": heads, "n": n, "texts": texts, "parameters": parameters}
+        if work == "forward of a decoder":
+            milliseconds = 1e3 * 2e-14 * parameters * n * texts
+        return {"work": work, "size": size, "milliseconds": milliseconds, "failed": None}
+
+    sizes = [(2, 32, 512, 4, 1e8), (4, 32, 1024, 8, 2e8), (12, 12, 32, 256, 8e7)]
+    rows = [row(work, *size) for size in sizes for work in ("forward of a decoder", "text_average")]
+    rows += [row("metrics of text without a matrix", 2, 8, n, 1) for n in (8192, 131_072)]
+    of_decoder = 64 * (512 * 70e9 * 2e-14 + 80 * 64 * 512**2 * 1e-9)
+    of_sentences = 1e9 * (12 * 12 * 32**2 * 1e-9 + 8e7 * 32 * 2e-14)
+    expected = [(of_decoder, 60, "minutes"), (of_sentences, 86_400, "days"), (32e12 * 1e-9, 3600, "hours")]
+    lines = cost_table({"machine": "a machine", "rows": rows}).splitlines()[2:5]
+    for line, (seconds, size, unit) in zip(lines, expected, strict=True):
+        shown = line.split("|")[2].split()
+        assert shown[1] == unit
+        assert float(shown[0]) == pytest.approx(seconds / size, rel=0.05)
+    rows[1]["failed"] = "OutOfMemoryError"
+    lines = cost_table({"machine": "a machine", "rows": rows}).splitlines()[2:5]
+    assert ["not measured yet" in line for line in lines] == [True, False, False]

@@ -13,7 +13,7 @@ from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import check_dataset, count
-from pelocality._distributed import failing_together, gathered, part_of_process, without_ddp
+from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded, without_ddp
 from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
 from pelocality.evaluation._columns import check_texts, joined_groups, scalar_columns
@@ -30,6 +30,7 @@ _PREDICTED = [f"{prefix}{name}" for prefix in _VERSIONS for name in ("prediction
 _ADDED = ("original", "group", "agrees", *_PREDICTED)
 
 
+@undivided_if_sharded
 def evaluate(
     model: nn.Module | Callable[..., Any],
     tokenizer: Any,

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import (
 
 from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
+from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded, without_ddp
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, check_texts, in_groups, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, has_head, log_likelihood, pseudo_log_likelihood, refuse_two_texts
@@ -99,6 +100,7 @@ def _numbers(rows: pd.DataFrame, confidence: float) -> dict[str, Any]:
     return {"n": len(rows)} | accuracy | {"difference": rows["difference"].mean()}
 
 
+@undivided_if_sharded
 def evaluate_minimal_pairs(
     model: nn.Module | Callable[[Sequence[str]], Any],
     tokenizer: Any,
@@ -109,6 +111,8 @@ def evaluate_minimal_pairs(
     progress: bool = True,
 ) -> MinimalPairEvaluation:
     """Return how often a language model gives the original the higher score.
+
+    If ``torch.distributed`` is initialised, each process scores a part of the texts, and all return the result.
 
     Args:
         model: A masked or causal language model of transformers, or a callable from a list of texts to a number for
@@ -146,8 +150,11 @@ def evaluate_minimal_pairs(
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
     check_texts("sentences of pairs", unique)
-    label, values = _scores(model, tokenizer, unique, score, batch_size, progress)
-    scores = dict(zip(unique, values, strict=True))
+    part = part_of_process(unique)
+    with failing_together():
+        some = part or unique[:1]  # a callable may not take an empty list
+        label, values = _scores(without_ddp(model), tokenizer, some, score, batch_size, progress)
+    scores = dict(zip(unique, gathered(values[: len(part)], len(unique)), strict=True))
     frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
     tied = frame["good"] == frame["bad"]
     frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # two texts of probability 0 would give NaN

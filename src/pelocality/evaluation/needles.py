@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pelocality._checks import check_dataset, check_tokenizer, on_float64_device
 from pelocality._display import DisplayMixin
+from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded, without_ddp
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, in_groups, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, check_causal, refuse_two_texts
@@ -129,6 +130,7 @@ class NeedleEvaluation(DisplayMixin):
         return self.by("kind", "length")
 
 
+@undivided_if_sharded
 def evaluate_needles(
     model: nn.Module | Scorer, tokenizer: Any, items: datasets.Dataset, *, progress: bool = True
 ) -> NeedleEvaluation:
@@ -139,6 +141,8 @@ def evaluate_needles(
     questions. Three kinds of models read the context for each question: models without such a cache, models whose
     rotations depend on the length of the input, and models that score the first question differently with a cache than
     without (some hybrids).
+
+    If ``torch.distributed`` is initialised, each process scores a part of the items, and all return the result.
 
     Args:
         model: A causal language model of transformers; or a function of a context, a question and the answers that
@@ -166,6 +170,7 @@ def evaluate_needles(
     """
     check_dataset("items", items)
     frame = scalar_columns(items, "items", ("context", "question", "provenance"), _ADDED)
+    model = without_ddp(model)
     if isinstance(model, nn.Module | SequenceModel):
         known = SequenceModel.of(model)
         refuse_two_texts(known.given)
@@ -175,8 +180,9 @@ def evaluate_needles(
         check_callable(model, LOADERS)
         scorer = model
     found: list[dict[str, Any]] = []
-    with torch.no_grad():
-        for row in tqdm(items.with_format(None), desc="needles", unit="item", delay=3, disable=not progress):
+    part = items.with_format(None).select(part_of_process(range(len(items))))
+    with failing_together(), torch.no_grad():
+        for row in tqdm(part, desc="needles", unit="item", delay=3, disable=not progress):
             context, question, answers, label = (row[name] for name in ("context", "question", "answers", "label"))
             if not 0 <= label < len(answers):
                 raise ValueError(f"items need the label of one of their answers, got {answers} and label={label}")
@@ -188,7 +194,7 @@ def evaluate_needles(
             about = {"correct": prediction == label, "score": right, "margin": right - best_wrong}
             item = zlib.crc32(repr((context, question, answers)).encode())
             found.append({"prediction": prediction, **about, "item": item})
-    examples = pd.concat([frame, pd.DataFrame(found)], axis=1)
+    examples = pd.concat([frame, pd.DataFrame(gathered(found, len(items)))], axis=1)
     return NeedleEvaluation(examples, name_of(model), int((examples["margin"] == 0).sum()))
 
 

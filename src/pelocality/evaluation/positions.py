@@ -1,6 +1,7 @@
 """The loss of a decoder at each position of long texts."""
 
 import dataclasses
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer, count, on_float64_device
 from pelocality._display import DisplayMixin
+from pelocality._distributed import failing_together, part_of_process, summed, undivided_if_sharded, without_ddp
 from pelocality.evaluation._callables import name_of
 from pelocality.evaluation.likelihood import check_causal, logits_of, refuse_two_texts
 from pelocality.models.sequence_model import SequenceModel
@@ -77,6 +79,7 @@ class LossByPosition(DisplayMixin):
         return self.to_frame(per_doubling=1)
 
 
+@undivided_if_sharded
 def loss_by_position(
     model: nn.Module,
     texts: Iterable[Any],
@@ -93,6 +96,8 @@ def loss_by_position(
     If a model uses its whole input, its loss falls with the position. If a model was trained on shorter inputs, its
     loss rises after the length of these inputs. The beginning of an article is another kind of text than its middle, so
     compare models on the same texts.
+
+    If ``torch.distributed`` is initialised, each process reads a part of the texts, and all return the result.
 
     Args:
         model: A transformers model with a causal-language-modelling head.
@@ -125,7 +130,7 @@ def loss_by_position(
     count("batch_size", batch_size)
     if length is not None:
         count("length", length, least=2)
-    known = SequenceModel.of(model)
+    known = SequenceModel.of(without_ddp(model))
     rows = list(_rows_of_ids(texts, tokenizer))
     most = length or known.longest or getattr(known.config, "max_position_embeddings", None)
     cut = sum(len(ids) > most for ids in rows) if most else 0
@@ -134,11 +139,13 @@ def loss_by_position(
     if max(lengths, default=0) < 2:
         raise ValueError("texts must hold a text of at least two tokens; the first token of a text has no loss")
     known.check_length(max(lengths))
-    losses = torch.full((len(rows), max(lengths) - 1), torch.nan, dtype=torch.float64)
-    bar = tqdm(total=len(rows), desc="loss by position", unit="text", delay=3, disable=not progress)
-    with bar, known.inference():
+    losses = torch.zeros(len(rows), max(lengths) - 1, dtype=torch.float64)
+    part = part_of_process(list(batches_of_equal_length(lengths, batch_size)))
+    bar = tqdm(total=sum(map(len, part)), desc="loss by position", unit="text", delay=3, disable=not progress)
+    with failing_together() as must_agree, bar, known.inference():
+        must_agree += [zlib.crc32(str(ids).encode()) for ids in rows]
         check_causal(known, tokenizer, next(ids for ids in rows if len(ids) > 1)[:8])
-        for chosen in batches_of_equal_length(lengths, batch_size):
+        for chosen in part:
             if lengths[chosen[0]] > 1:
                 batch = [rows[index] for index in chosen]
                 found = _losses_of(logits_of(known, tokenizer, batch), batch)
@@ -146,6 +153,8 @@ def loss_by_position(
                     raise ValueError(f"model gives NaN for text {chosen[int(found.isnan().any(1).int().argmax())]}")
                 losses[chosen, : len(batch[0]) - 1] = found
             bar.update(len(chosen))
+    losses = summed(losses)
+    losses[torch.arange(1, max(lengths)) >= torch.tensor(lengths)[:, None]] = torch.nan
     return LossByPosition(losses, name_of(model), cut)
 
 

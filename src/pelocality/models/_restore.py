@@ -41,6 +41,21 @@ def changed(target: Any, name: str, value: Any) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def placed(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Put an attribute into an object itself, whatever its class has by that name, and take it out on leaving."""
+    own = vars(target)
+    before = {name: own[name]} if name in own else {}
+
+    def undo() -> None:
+        own.pop(name, None)
+        own.update(before)
+
+    with restoring(undo):
+        own[name] = value
+        yield
+
+
 def override(target: Any, name: str, function: Callable[..., Any]) -> None:
     """Put a function in place of a method of an object, called with the object and what was in that place.
 

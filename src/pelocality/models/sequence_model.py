@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
+from pelocality._distributed import fully_sharded
 from pelocality.metrics._inputs import PositionsLike
 from pelocality.models._calls import argument_names
 from pelocality.models._inference import inference
-from pelocality.models._restore import restoring
+from pelocality.models._restore import placed, restoring
 from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
 from pelocality.models.observer import Attention, Observer
@@ -148,7 +149,7 @@ class SequenceModel:
         """The hub name, the end of a local folder's path, or the class."""
         inner = self.module if self.config is None else self.with_head
         path = "" if self.config is None else "/".join(Path(inner.config._name_or_path).parts[-2:])
-        return self._name or path or type(inner).__name__
+        return self._name or path or type(inner).__name__.removeprefix("FSDP")  # of fully_shard
 
     @property
     def encodings(self) -> list[Any]:
@@ -297,11 +298,11 @@ class SequenceModel:
         if self.content is not None:
             inputs = self.moved(inputs)
         if not isinstance(inputs, Mapping):
-            return self.module(*inputs) if isinstance(inputs, tuple) else self.module(inputs)
+            return self._call(*inputs) if isinstance(inputs, tuple) else self._call(inputs)
         if self.config is None and self.content is None:
-            return self.module(self._ids_without_padding(inputs))
+            return self._call(self._ids_without_padding(inputs))
         if self.config is None:
-            return self.module(**inputs)
+            return self._call(**inputs)
         inputs = {**inputs, **options}
         inputs |= {name: False for name in ("use_cache", "use_mems", "output_attentions") if self.reads(name)}
         crosses = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
@@ -311,7 +312,16 @@ class SequenceModel:
             first = next(iter(inputs.values()))
             shape = len(first), 3 if first.shape[1] == 1 else 1, width  # there are more or fewer keys than tokens
             inputs["encoder_hidden_states"] = torch.zeros(shape, dtype=self.dtype, device=first.device)
-        return self.module(**inputs, return_dict=True)
+        return self._call(**inputs, return_dict=True)
+
+    def _call(self, *args: Any, **named: Any) -> Any:
+        """Call the module that runs; in a model of ``fully_shard`` from its root, which gathers the weights."""
+        root = fully_sharded(self.given)
+        if root is None or self.module not in root.modules():
+            return self.module(*args, **named)
+        forward = self.module.forward if root is self.module else self.module
+        with restoring(root.reshard), placed(root, "forward", forward):  # a root would keep the gathered weights
+            return root(*args, **named)
 
     def _ids_without_padding(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the token ids of a batch for a module that reads them alone."""

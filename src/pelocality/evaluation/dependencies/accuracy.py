@@ -10,7 +10,7 @@ import pandas as pd
 from torch import nn
 
 from pelocality._checks import count, flag
-from pelocality._distributed import failing_together, gathered, part_of_process
+from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded
 from pelocality.corpora import Sentence
 from pelocality.evaluation.dependencies._most_attended import most_attended
 from pelocality.evaluation.dependencies._sentences import checked_sentences, without_subtype
@@ -18,6 +18,7 @@ from pelocality.evaluation.dependencies.result import DependencyAccuracy
 from pelocality.models.sequence_model import SequenceModel
 
 
+@undivided_if_sharded
 def dependency_accuracy(
     model: nn.Module | SequenceModel,
     tokenizer: Any,

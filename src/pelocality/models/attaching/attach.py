@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pelocality._checks import check_choice, flag
+from pelocality._distributed import fully_sharded, refuse_sharded, several_processes
 from pelocality.encodings import Encoding, NoEncoding, RotaryEncoding
 from pelocality.encodings.base import check_encoding
 from pelocality.models._inference import inference
@@ -121,7 +122,8 @@ def attach(
             ``encoding`` is not an encoding, or it could not be saved.
         ValueError: A model for which a check failed, or to which the bias cannot be added exactly; an attention
             implementation other than ``"eager"`` and ``"sdpa"``; weights on the meta device; a wrong number of heads or
-            layers; a symmetry for a causal model; a model with adapters of peft, or with an encoding already attached.
+            layers; a symmetry for a causal model; a model with adapters of peft, or with an encoding already attached;
+            a model sharded over processes, unless by ``fully_shard`` and with an encoding without parameters.
 
     Note:
         A sliding window or a causal mask is not a position embedding. It remains when positions are disabled, and the
@@ -146,6 +148,9 @@ def attach(
     disables = position_embeddings == "disable"
     plan = Plan(_attachable(model, example_inputs), disables, tuple(disable), example_inputs).found(rotary=rotary)
     encodings = _copies(plan, encoding, layers)
+    learned = any(next(each.parameters(), None) is not None for each in encodings if each is not None)
+    if learned and several_processes() and fully_sharded(plan.model.given) is not None:
+        raise ValueError(f"{plan.model} is sharded, and would not share the gradient of encoding; attach it before")
     if rotary:
         plan = fit_rotations(plan, encodings)
     elif prove:
@@ -167,6 +172,7 @@ def _attachable(model: Any, example_inputs: Any) -> SequenceModel:
         if example_inputs is None:
             raise
         known = reading(model, example_inputs)  # any module that reads no token ids
+    refuse_sharded(known.given)
     _check_adapters(known.given)
     if known.encodings or any(each.record is None for each in attached_biases(known.given)):
         raise ValueError(f"{known} has an encoding attached already; remove it first: attached(model).remove()")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._distributed import refuse_sharded
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
 from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
@@ -82,6 +83,8 @@ def audit(
         'layers 0-1: declared rotary, base 500000, measured rotary, base 10000: angles differ from position 1 on...'
     """
     models = [SequenceModel.of(each) for each in (model, other) if each is not None]
+    for each in models:
+        refuse_sharded(each.module)
     length, farthest = map(max, zip(*map(_declared_sizes, models), strict=True))
     readings = [_read(each, input_ids, length, farthest) for each in models]
     audits = list(map(_audit, readings))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pelocality._distributed import refuse_sharded
 from pelocality._toeplitz import toeplitz
 from pelocality.models._calls import call_of, hidden_argument
 from pelocality.models._restore import hooked
@@ -57,6 +58,7 @@ def known_projections(model: SequenceModel) -> KnownLogits:
     family = model.family
     if not isinstance(family, KnownLogits):
         raise ValueError(f"the logits of {model} are not known; known model types: {', '.join(known_families())}")
+    refuse_sharded(model.module)
     if reason := family.why_not_measured(model.module):
         raise ValueError(f"the attention of {model} is not a softmax of its logits: {reason}")
     # other libraries put modules of their own in the places of the family's (TransformerLens's bridge, for one)

@@ -10,7 +10,7 @@ from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import count, flag
-from pelocality._distributed import failing_together, rank_and_size
+from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.words import constant_content, repeated_words
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
@@ -21,6 +21,7 @@ from pelocality.models.sequence_model import SequenceModel
 _BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
 
 
+@undivided_if_sharded
 def positional_attention(
     model: nn.Module | SequenceModel,
     tokenizer: Any = None,

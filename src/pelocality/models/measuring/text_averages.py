@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
-from pelocality._distributed import failing_together, rank_and_size
+from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
@@ -71,6 +71,7 @@ class TextAverage(AveragedAttention):
         return f"mean over {self.source.texts} texts, special tokens {special}"
 
 
+@undivided_if_sharded
 def text_average(
     model: nn.Module | SequenceModel,
     texts: Iterable[Any],
