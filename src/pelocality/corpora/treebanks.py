@@ -62,16 +62,14 @@ def _bracketed_records(path: Path) -> Iterator[Record]:
             if depth == 0:
                 if not part.strip():
                     continue
-                if part != "(":
-                    raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
                 opened += 1
                 place, tree = (number if opened == 1 else f"{number}.{opened}"), ""
             tree += part
             depth += (part == "(") - (part == ")")
             if depth == 0:
                 yield place, tree
-    if depth:  # which is refused where it is read
-        yield place, tree
+    if depth:
+        yield place, tree  # which is refused where it is read, as is text outside of brackets
 
 
 def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence | Dropped:
@@ -193,15 +191,15 @@ def _spaces(
     surface: list[tuple[int, int, str]], words: list[Any], ranges: list[Any], text: str | None
 ) -> tuple[str, ...] | None:
     """Return the white space after each word; None where the words are not those of the text."""
-    found = align([form for _, _, form in surface], text or "")
-    if text and found is None:
+    aligned = align([form for _, _, form in surface], text or "")
+    if text and aligned is None:
         return None
     of_range = {token["id"][0] - 1: token for token in ranges}
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(surface):
         misc = of_range.get(first, words[first])["misc"] or {}
         # "# text" has the exact white space, SpaceAfter only whether there is any
-        spaces[last - 1] = found[1][k] if found else "" if misc.get("SpaceAfter") == "No" else " "
+        spaces[last - 1] = aligned[1][k] if aligned else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
     return tuple(spaces)
 
@@ -245,10 +243,10 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     words, constituents = _frames_tree(field(row, "tree"), tokens, where)
     spaces: tuple[str, ...] = ()
     if row.get("text") is not None:
-        found = align(words, field(row, "text"))
-        if found is None:
+        aligned = align(words, field(row, "text"))
+        if aligned is None:
             return Dropped("text and words disagree")
-        words, spaces = found
+        words, spaces = aligned
     dependencies = None
     if row.get("head"):
         upos = tuple(row["upos"]) if row.get("upos") else None
