@@ -96,7 +96,7 @@ MISTAKES = [
     ("a missing result", lambda w: pl.PositionalAttention.load("nothing.safetensors"), FileNotFoundError, "nothing"),
     ("tokenizer before texts", lambda w: pl.text_average(w.base, w.tokenizer, TEXTS), TypeError, "texts"),
     ("one text", lambda w: pl.text_average(w.base, TEXTS[0], tokenizer=w.tokenizer), TypeError, "list"),
-    ("texts without tokenizer", lambda w: pl.text_average(w.base, TEXTS), ValueError, "tokenizer="),
+    ("texts without tokenizer", lambda w: pl.text_average(w.base, TEXTS), TypeError, "AutoTokenizer"),
     ("one batch", lambda w: pl.text_average(w.base, {"input_ids": IDS}), TypeError, "list"),
     ("a tensor of ids", lambda w: pl.text_average(w.base, IDS), TypeError, "input_ids"),
     ("a dataset of texts", lambda w: pl.text_average(w.base, w.texts, tokenizer=w.tokenizer), TypeError, "texts"),

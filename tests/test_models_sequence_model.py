@@ -458,7 +458,6 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason():
     for arguments, error in [
         ({"inputs": 3}, TypeError),
         ({"inputs": steady_sound}, TypeError),
-        ({"inputs": states_of, "vocabulary_size": 3}, ValueError),
     ]:
         with pytest.raises(error, match="inputs"):
             SequenceModel(nn.Linear(2, 2), **arguments)
@@ -594,7 +593,7 @@ def test_images_are_averaged_on_their_grid():
     assert depth.positions.dimensions == 2
     seen = influence(known, batches, without_first=1)
     torch.testing.assert_close(seen.metric_of_mean.locality, metrics.locality(seen.attention, positions=grid))
-    with pytest.raises(ValueError, match="17 measured tokens have no positions: length must be a square"):
+    with pytest.raises(ValueError, match="length must be a square"):
         text_average(known, batches)
 
 

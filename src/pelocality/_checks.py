@@ -2,7 +2,7 @@
 
 import difflib
 import numbers
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,11 +129,18 @@ def are_names(value: Any) -> bool:
     return not isinstance(value, str) and isinstance(value, Collection) and all(isinstance(each, str) for each in value)
 
 
+def check_several(name: str, value: Any) -> None:
+    """Raise a TypeError if a value is one item in place of several: a text, a batch of tokens, or a whole table."""
+    if isinstance(value, str | Mapping) or hasattr(value, "columns") or not isinstance(value, Iterable):
+        advice = "put a single one in a list"
+        raise TypeError(f"{name} must be a list, or a column, frame['text'], got {type(value).__name__}; {advice}")
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise a TypeError unless a tokenizer can be called on texts and has special tokens; a name cannot."""
     if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
         what = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
-        advice = "the tokenizer comes before the texts" if isinstance(tokenizer, list) else "load it with AutoTokenizer"
+        advice = "the tokenizer comes before the texts" if isinstance(tokenizer, list) else "AutoTokenizer loads it"
         raise TypeError(f"tokenizer must be the model's tokenizer, got {what}; {advice}")
 
 

@@ -88,7 +88,7 @@ def choose_words(
 
     Raises:
         TypeError: ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
-        ValueError: A word is not one token or given twice, an id is outside the vocabulary or the padding that the
+        ValueError: A word is not one token or comes twice, an id is outside the vocabulary or the padding that the
             model counts positions from, or too few words exist.
     """
     if tokenizer is not None:
@@ -116,10 +116,8 @@ def check_words(words: Any) -> None:
     """Refuse all but a count or a sequence of strings and token ids; no model is needed."""
     if isinstance(words, int | np.integer):
         count("words", words)
-    elif isinstance(words, str | bytes) or not isinstance(words, Sequence):
-        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
-    elif not words:
-        raise ValueError("words is empty; give at least one word, or a count to draw")
+    elif isinstance(words, str | bytes) or not isinstance(words, Sequence) or not words:
+        raise TypeError(f"words must be a count, or a list of words and token ids that is not empty, got {words!r}")
 
 
 def special_ids(model: SequenceModel, tokenizer: Any = None) -> set[int]:
@@ -147,13 +145,10 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
-    """Return the token id of a word that was given as text or as an id, in an argument of this name."""
+    """Return the token id of a word, which may be a text or an id, in an argument of this name."""
     if isinstance(word, int | np.integer) and not isinstance(word, bool):
         return int(word)
-    if not isinstance(word, str):
-        raise TypeError(f"{name} must be words or token ids, got {word!r}")
-    if tokenizer is None:
-        raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
+    check_tokenizer(tokenizer)
     tokens = _tokens_of(word, tokenizer)
     if len(tokens) != 1 or tokens == [tokenizer.unk_token_id]:
         raise ValueError(f"{name} must be single tokens, but {word!r} is {tokenizer.convert_ids_to_tokens(tokens)}")
