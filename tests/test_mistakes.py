@@ -123,7 +123,7 @@ MISTAKES = [
     ("texts to a builder", lambda w: pl.constituency_shuffling(TEXTS, size=3), TypeError, "read_texts"),
     ("texts to another builder", lambda w: pl.random_shuffling(TEXTS), TypeError, "read_texts"),
     ("a dataset to a builder", lambda w: pl.random_shuffling(w.texts), TypeError, "read_pairs"),
-    ("a list of sizes", lambda w: pl.constituency_shuffling(w.pairs, size=[2, 3]), TypeError, "range("),
+    ("a list of sizes", lambda w: pl.constituency_shuffling(w.pairs, size=[2, 3]), ValueError, "range("),
     ("texts without parser", lambda w: pl.semantic_role_swap(TEXTS), TypeError, "parser"),
     ("no label policy", lambda w: pl.semantic_role_swap(
         w.pairs, source="constituents"), ValueError, "label_policy"),

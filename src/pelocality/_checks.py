@@ -78,7 +78,7 @@ def real_numbers(name: str, value: Any) -> NDArray[Any]:
     """Return an argument with real numbers, which may be a tensor, as an array; "0.5", dates and 1j are refused."""
     check_unmasked(name, value)
     array = np.asarray(_without_tensors(value))
-    if array.dtype.kind == "O" and not any(isinstance(each, str | bytes) for each in array.flat):
+    if array.dtype.kind == "O" and all(hasattr(each, "__float__") for each in array.flat):
         array = array.astype(float)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be real numbers, got {type(value).__name__} of {array.dtype}")

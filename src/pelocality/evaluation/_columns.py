@@ -1,6 +1,6 @@
 """Columns of an evaluation: those taken from a dataset, and numbers for each of their values."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import datasets
@@ -17,13 +17,6 @@ def scalar_columns(
     scalar = datasets.Value | datasets.ClassLabel
     names = [name for name, kind in dataset.features.items() if isinstance(kind, scalar) and name not in excluded]
     return pd.DataFrame(dataset.select_columns(names).with_format(None)[:], index=range(len(dataset)))
-
-
-def check_texts(what: str, texts: Iterable[Any]) -> None:
-    """Refuse texts that are not strings, such as an empty text of a CSV file."""
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"the {what} must be strings, got {text!r}; remove such rows")
 
 
 def joined_groups(names: Sequence[Any], texts: Sequence[Hashable]) -> list[Any]:

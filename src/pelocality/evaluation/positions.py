@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_tokenizer, count, on_float64_device
+from pelocality._checks import check_several, check_tokenizer, count, on_float64_device
 from pelocality._display import DisplayMixin
 from pelocality.evaluation._callables import name_of
 from pelocality.evaluation.likelihood import check_causal, logits_of, refuse_two_texts
@@ -162,8 +162,7 @@ def _losses_of(logits: Tensor, ids: list[list[int]]) -> Tensor:
 
 def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
     """Yield the token ids of each text, without padding."""
-    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) or hasattr(texts, "columns"):
-        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
+    check_several("texts", texts)
     for text in texts:
         if isinstance(text, str):
             check_tokenizer(tokenizer)

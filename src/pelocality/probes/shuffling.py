@@ -184,13 +184,11 @@ def random_shuffling(
 
 def _constituents_wanted(size: int | range, categories: Collection[str] | None, spans: Spans) -> Wanted:
     """Return which constituents are wanted, after checking the arguments."""
-    if isinstance(size, bool) or not isinstance(size, int | range | np.integer):
-        raise TypeError(f"size must be a number or a range such as range(3, 7), got {size!r}")
-    sizes = tuple(sorted(size)) if isinstance(size, range) else (int(size),)
-    if not sizes or min(sizes) < 2:
-        raise ValueError(f"size must be at least 2 words, got {size!r}: fewer cannot change places")
+    sizes = tuple(sorted(size)) if isinstance(size, range) else (size,)
+    if not sizes or not all(isinstance(each, int | np.integer) and each > 1 for each in sizes):
+        raise ValueError(f"size must be at least 2 words, or a range such as range(3, 7), got {size!r}")
     check_choice("spans", spans, ("one", "all"))
-    return Wanted(sizes, check_names("categories", categories), spans)
+    return Wanted(tuple(map(int, sizes)), check_names("categories", categories), spans)
 
 
 @dataclass(frozen=True)

@@ -156,10 +156,10 @@ class RoleSwap:
         check_choice("side", self.side, ("premise", "hypothesis"))
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
-        if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
-            raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
-        if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
-            raise ValueError(f"source={self.source!r} knows ARG0 and ARG1 only, got {self.roles!r}; 'frames' knows all")
+        two = not isinstance(self.roles, str) and len(self.roles) == len(set(self.roles)) == 2
+        if not two or (self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}):
+            rule = "two different roles, ARG0 and ARG1 unless source is 'frames' or a function"
+            raise ValueError(f"roles must be {rule}, got {self.roles!r}")
         if not callable(self.label_policy) and self.label_policy not in (None, *_LABELS):
             raise ValueError(f"label_policy must be {_POLICIES}, got {self.label_policy!r}")
 
