@@ -438,7 +438,7 @@ def test_a_diffusion_transformer_is_measured_at_a_time_step(registers):
 def test_attention_within_windows_is_refused():
     config = hf.SwinConfig(image_size=16, patch_size=2, embed_dim=16, depths=[2], num_heads=[2], window_size=4)
     known = SequenceModel(hf.SwinModel(config), inputs=identical_patches(2))
-    with pytest.raises(ValueError, match=r"attends over \[16\] positions at a time of 64"):
+    with pytest.raises(ValueError, match=r"over \[16\] at a time of 64"):
         positional_attention(known, length=64, words=2)
 
 

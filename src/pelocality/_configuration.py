@@ -82,7 +82,7 @@ def _to_json(value: Any) -> Any:
         if not value.is_floating_point():
             return value.tolist()
         array = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
-        # through str: the float32 number 0.1 becomes 0.1, which rounds to the same float32 number
+        # Through str, the float32 number 0.1 becomes 0.1, which rounds to the same float32 number.
         return _to_json(np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape).tolist())
     value = value.item() if isinstance(value, np.generic) else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity

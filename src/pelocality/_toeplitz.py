@@ -29,7 +29,7 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
 
 def diagonals(column: Tensor, row: Tensor) -> Tensor:
     """Return a Toeplitz matrix by diagonal, from its first column (..., q) and row (..., k): (..., q + k - 1)."""
-    # the first column upwards is j - i = -(q-1)..-1, the first row is 0..k-1
+    # The first column upwards is j - i = -(q-1)..-1, the first row is 0..k-1.
     return torch.cat([column[..., 1:].flip(-1), row], dim=-1)
 
 
@@ -37,7 +37,7 @@ def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Sum along the diagonals, furthest past first: (..., q, k) -> (..., q + k - 1)."""
     queries, keys = matrix.shape[-2:]
     width = queries + keys - 1
-    # rows padded to one more element than they are read back in shift by one each: diagonals become columns
+    # Rows padded to one more element than they are read back in shift by one each: diagonals become columns.
     rows = pad(matrix.flip(-2), (0, queries)).reshape(*matrix.shape[:-2], queries * (width + 1))[..., : queries * width]
     return rows.reshape(*matrix.shape[:-1], width).sum(-2, dtype=dtype)
 
@@ -74,7 +74,7 @@ def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
     heads, width = by_distance.shape
     if query_length == 1:
         return by_distance[:, None]
-    # repeated, then read in rows one shorter than itself: each row starts one number earlier
+    # The numbers are repeated and read in rows one shorter than themselves: each row starts one number earlier.
     tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
     rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
     return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]

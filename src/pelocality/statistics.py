@@ -106,7 +106,7 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
         p = k / n
         centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
         half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        # rounding leaves -1e-17 where the end is 0, and an end short of 1 where all succeeded
+        # Rounding leaves -1e-17 where the end is 0, and an end short of 1 where all succeeded.
         return np.clip(centre - half, 0, p), np.clip(centre + half, p, 1)
 
 

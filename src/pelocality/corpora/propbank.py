@@ -67,12 +67,11 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
     """
     if words is not None:
         check_rows("words", words, "give a corpus or a list of sentences")
-    return file_corpus(
-        path, functools.partial(_blocks, words=words), functools.partial(_read_block, language=language_code(language))
-    )
+    blocks = functools.partial(_sentence_blocks, words=words)
+    return file_corpus(path, blocks, functools.partial(_read_block, language=language_code(language)))
 
 
-def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
+def _sentence_blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     """Yield the number of the first line of each sentence, and the sentence."""
     lines: list[int] = []
     blocks: list[_Block] = []
@@ -162,18 +161,18 @@ def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
     sentence = of_treebank or Sentence(leaves)
     return replace(
         sentence,
-        # spaces that were guessed are guessed again, from the tags of this tree
+        # Spaces that were guessed are guessed again, from the tags of this tree.
         spaces=() if sentence.spacing == "rule" else sentence.spaces,
         spacing="corpus",
         uid=sentence.uid or where,
         language=sentence.language or language,
         constituents=constituents,
-        frames=tuple(_frame(k, column, rows, f"gold frames of {where}") for k, column in enumerate(cells)),
+        frames=tuple(_frame_of_column(k, column, rows, f"gold frames of {where}") for k, column in enumerate(cells)),
         source=sentence.source or where,
     )
 
 
-def _frame(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Frame:
+def _frame_of_column(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Frame:
     """Return the frame of a column such as ``(ARG0*``, ``*)``, ``(V*)``, the first of which is number 0."""
     spans: list[Argument] = []
     opened: list[tuple[str, int]] = []

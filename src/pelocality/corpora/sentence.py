@@ -64,7 +64,7 @@ class Constituents:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
-        # only ASCII white space ends a word, as in `parse_bracketed`
+        # Only ASCII white space ends a word, as in `parse_bracketed`.
         return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=r"(?a:[^\s()])+")
 
 

@@ -112,7 +112,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
     if language is None:
-        # other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
+        # Other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu".
         prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
         language = prefix[1] if prefix else ""
         if not language:
@@ -135,7 +135,7 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
     forms = tuple(word["form"] for word in words)
     upos = tuple(word["upos"] or "_" for word in words)
-    # a text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence
+    # A text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence.
     if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
         advice = "get its text as the README of the treebank says"
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
@@ -258,7 +258,7 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
         language=language,
         constituents=constituents,
         dependencies=dependencies,
-        frames=tuple(_frame(frame, where) for frame in field(row, "frames", list)),
+        frames=tuple(_frame_of_fields(frame, where) for frame in field(row, "frames", list)),
         source=where,
     )
 
@@ -277,7 +277,7 @@ def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple
     return tokens, None
 
 
-def _frame(frame: Any, where: str) -> Frame:
+def _frame_of_fields(frame: Any, where: str) -> Frame:
     frame = {"roleset": frame.get("r"), "args": frame.get("a"), **frame}
     roleset = field(frame, "roleset")
     arguments = [Argument(*argument) for argument in field(frame, "args", list)]

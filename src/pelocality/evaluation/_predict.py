@@ -37,7 +37,7 @@ class Classifier:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
-        # the tokenizer's limit is the number of positions that the model was trained with
+        # The tokenizer's limit is the number of positions that the model was trained with.
         trained = None if self.sequence_model.positions_disabled else tokenizer.model_max_length
         limits = [limit for limit in (max_length, trained, self.sequence_model.longest) if limit]
         self.limit = min(limits, default=sys.maxsize)

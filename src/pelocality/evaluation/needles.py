@@ -109,7 +109,7 @@ class NeedleEvaluation(DisplayMixin):
             KeyError: An unknown column.
             ValueError: Other items, or a confidence outside (0, 1).
         """
-        # a table that was saved without "item" is compared without
+        # A table that was saved without "item" is compared without.
         same = [name for name in (*_CELL, "uid", "label", "item") if name in self.examples and name in other.examples]
         if not self.examples[same].equals(other.examples[same]):
             raise ValueError("other must be an evaluation of the same items in the same order")

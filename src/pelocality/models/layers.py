@@ -109,11 +109,10 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     model.watch(inputs, note, None if model.adds_tokens else length)
     if not seen and ids is not None and length == 1:
         model.watch(inputs, note, 1)
-    if not seen:
-        raise model.unprobed("no attention over all its tokens was seen, by torch's kernel or a softmax times values")
     sizes = sorted({each.weights.shape[-1] for each in seen})
-    if len(sizes) > 1 or sizes[0] < (length or 0):
-        raise model.unprobed(f"it attends over {sizes} positions at a time of {length}: windows, or too short inputs=?")
+    if len(sizes) != 1 or sizes[0] < (length or 0):
+        reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
+        raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; windows, or too short inputs=?")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = seen[0].tokens(column)[0]
     lead = heads_lead(model, inputs, seen[0].weights)

@@ -104,7 +104,7 @@ def _open(source: Any) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
         given = f"a {type(source).__name__} of {type(first).__name__}; put a single item in a list"
         advice = "read_snli reads files, read_pairs rows, and read_texts(texts, parser=...) texts"
         raise TypeError(f"pairs must be a corpus or a list of Pair or Sentence, got {given}; {advice}")
-    # the first item of an iterator cannot be read again
+    # The first item of an iterator cannot be read again.
     if not isinstance(source, Corpus | Collection) and first is not None:
         source = itertools.chain([first], items)
     return source, Pair if first is None else type(first)

@@ -128,7 +128,7 @@ class DependencyAccuracy(DisplayMixin):
         chosen &= ~self._lacks_tokens
         arcs = np.flatnonzero(chosen)
         dependent = self.words["word"].to_numpy()[arcs]
-        # the rows of a sentence are consecutive: head and dependent are as far apart in rows as in words
+        # The rows of a sentence are consecutive: head and dependent are as far apart in rows as in words.
         row_of_head = arcs + head[arcs] - dependent
         if direction == "dependent to head":
             rows, item, target = arcs, np.arange(len(arcs)), head[arcs]

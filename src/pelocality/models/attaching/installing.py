@@ -1,12 +1,12 @@
 """Encodings put into the attention modules of a model, and taken out again."""
 
 import copy
-import functools
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any, Self
 
 import torch
@@ -106,7 +106,7 @@ class Plan:
         for module in transformers_parts(model):
             override(module, "init_continuous_batching", _init_continuous_batching)
             if record is not None:
-                module.register_forward_pre_hook(check_call(next(iter(self.places))), with_kwargs=True)
+                module.register_forward_pre_hook(partial(check_call, next(iter(self.places))), with_kwargs=True)
         base.register_state_dict_post_hook(warn_of_adapters)
         if record is None:
             disable_named(base, names)
@@ -118,7 +118,7 @@ class Plan:
     @contextmanager
     def trial(self, encodings: Sequence[Any], *, disable: bool) -> Iterator[None]:
         """Attach copies of encodings for the time of a block."""
-        with restoring(functools.partial(remove, self.model)):
+        with restoring(partial(remove, self.model)):
             self.install(fitted(self, encodings), disable=disable)
             yield
 
@@ -147,9 +147,9 @@ def fitted(plan: Plan, encodings: Sequence[Any]) -> list[Any]:
 
 def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
     weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
-    # weights of a quantised module are integers, and a softmax may be a module without any
+    # Weights of a quantised module are integers, and a softmax may be a module without any.
     weights = weights or [parameter for parameter in base.parameters() if parameter.is_floating_point()][:1]
-    precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
+    precision = reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
     with torch.inference_mode(False):  # a parameter made in this mode cannot be trained
         copied = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
     return copied.train(module.training)
@@ -220,7 +220,7 @@ def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
 
     def note(attention: Attention) -> None:
         shape = attention.weights.shape
-        # a softmax may be a module of its own, without projections of queries and keys
+        # A softmax may be a module of its own, without projections of queries and keys.
         owner = next((each for each in reversed(running) if next(each.parameters(), None) is not None), running[-1])
         values.append(attention.values)
         if not places:

@@ -216,7 +216,7 @@ def _check_weights(model: SequenceModel, bias: Attached, plain: Tensor, visible:
     biased = biased.reshape(-1, bias.place.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
-    # columns beyond the tokens are sinks, which get no bias
+    # Columns beyond the tokens are sinks, which get no bias.
     added = nn.functional.pad(bias.encoding(n).detach().cpu().double(), (0, columns - n))
     exact = (plain.log() + added).softmax(-1)[..., :n]
     rows = visible.any(-1, keepdim=True) & (plain.sum(-1, keepdim=True) > 0)

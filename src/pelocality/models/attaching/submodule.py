@@ -138,7 +138,7 @@ class Attached(nn.Module):
         attention.add_module(ATTACHED, self)
         disables = self.positions_disabled and not self.is_rotation
         record = self.record if self.record is not None and disables else Architecture()
-        # an optimiser would decay the unused weights of disabled positions if their gradients were zero
+        # An optimiser would decay the unused weights of disabled positions if their gradients were zero.
         for name in record.position_weights:
             weight = attention.get_parameter(name)
             if weight.requires_grad:

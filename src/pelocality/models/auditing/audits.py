@@ -85,7 +85,7 @@ def audit(
     length, farthest = map(max, zip(*map(_declared_sizes, models), strict=True))
     readings = [_read(each, input_ids, length, farthest) for each in models]
     audits = list(map(_audit, readings))
-    return audits[0] if other is None else _compare(audits, readings)
+    return audits[0] if other is None else _differences(audits, readings)
 
 
 def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
@@ -177,7 +177,7 @@ def _joined(words: Iterable[str]) -> str:
     return " + ".join(each for each in words if each != UNDECLARED) or next(iter(words), "none")
 
 
-def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
+def _differences(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
     """Return where the positions of two models differ."""
     shapes = [[(layer.number, layer.constant.logits.shape) for layer in reading.layers] for reading in readings]
     if shapes[0] != shapes[1]:
@@ -189,7 +189,7 @@ def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
         audits=(audits[0], audits[1]),
         distance=distance,
         length=length,
-        # the total variation, mean over heads and queries
+        # This is the total variation, the mean over heads and queries.
         change=tuple(float((a.text.weights - b.text.weights).abs().sum(-1).mean() / 2) for a, b in pairs),
         layers=tuple(layer.number for layer in readings[0].layers),
         input_position=_first_other_row(*(reading.table for reading in readings)),

@@ -175,5 +175,5 @@ def _of_layer(config: Any, layer: int) -> Any:
     """Return the configuration of a layer, where layers may differ in their sizes."""
     if not hasattr(config, "per_layer_config"):
         return config
-    # num_hidden_layers of an encoder-decoder model may be the encoder's, and the decoder may have more layers
+    # The num_hidden_layers of an encoder-decoder model may be the encoder's, and the decoder may have more layers.
     return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]

@@ -12,7 +12,7 @@ import torch
 from pelocality._checks import check_tokenizer, count
 from pelocality.models.sequence_model import SequenceModel
 
-# words are tokenised after this one, because most tokenizers treat the start of a text differently
+# Words are tokenised after this one, because most tokenizers treat the start of a text differently.
 _BEFORE = "a"
 
 
@@ -73,7 +73,7 @@ def repeated_words(
     ids, names = choose_words(model, tokenizer, words, seed)
     model.check_length(length, len(before) + len(after))
     model.check_ids(torch.tensor([*before, *after], device="cpu"), "input_ids" if prefix is False else "prefix")
-    fed = () if prefix is False else _texts(tokenizer, before)
+    fed = () if prefix is False else _decoded(tokenizer, before)
     if fed and before[0] in ids:
         raise ValueError(f"words holds the prefix {fed[0]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=model.device)
@@ -104,10 +104,10 @@ def choose_words(
         if any(getattr(table, "padding_idx", None) in ids for table in tables):  # RoBERTa counts positions past it
             raise ValueError(f"words holds the padding id {model.padding}, for which {model} counts no positions")
     model.check_ids(torch.tensor(ids, device="cpu"), "words")
-    return tuple(ids), tuple(text.strip() for text in _texts(tokenizer, ids))
+    return tuple(ids), tuple(text.strip() for text in _decoded(tokenizer, ids))
 
 
-def _texts(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
     """Return each token as text, its id without a tokenizer."""
     return tuple(str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids)
 

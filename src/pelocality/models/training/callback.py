@@ -196,7 +196,7 @@ class LocalityCallback(TrainerCallback):
         length = self.length if positions is None else positions.before + positions.shape[1]
         mask = torch.ones(1, length, length, dtype=torch.bool, device=encoding.device)
         weights = encoding.weights(length, mask=mask.tril() if causal else mask)[0].detach()
-        # causality is given, as weights underflow to 0 elsewhere
+        # Causality is not read off the weights, which underflow to 0 elsewhere too.
         adjusted = metrics.adjusted_locality(weights, causal=causal, positions=positions)
         return weights, adjusted, causal, positions
 

@@ -209,7 +209,7 @@ def _settings_kept(model: SequenceModel) -> Iterator[None]:
 def _train(trainer: DistillationTrainer, frozen: list[nn.Parameter], checkpoint: Path | None) -> None:
     """Train all weights to the last step, from a checkpoint if there is one, and freeze the given weights again."""
     if checkpoint is not None and checkpoint.name == f"checkpoint-{trainer.args.max_steps}":
-        # the Trainer would train a step more
+        # The Trainer would train a step more.
         load_model(trainer.model, checkpoint / "model.safetensors")  # type: ignore[arg-type]
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         return

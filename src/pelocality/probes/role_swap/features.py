@@ -24,14 +24,14 @@ def reason_by_features(sentence: Sentence, candidate: Candidate, agreement: str)
         return "a reflexive or reciprocal in the clause"
     if any(kind in known[start].get("PronType", "") for start, _ in spans for kind in ("Int", "Rel")):
         return "an argument is interrogative or relative"
-    # every word counts: articles and adjectives have the case of their noun
+    # Every word counts: articles and adjectives have the case of their noun.
     first, second = ({known[i]["Case"] for i in range(*span) if "Case" in known[i]} for span in spans)
     if first != second:
         return "the arguments have different cases"
     nouns = (i for i, upos in enumerate(layer.upos or ()) if upos in ("NOUN", "PROPN"))
     if not first and any("Case" in known[i] for i in nouns):
         return "the case of the arguments is unknown"
-    # what the verb marks, or an auxiliary, a participle of a passive, or a verb with the same subject
+    # The verb, an auxiliary, a participle of a passive or a verb with the same subject marks these.
     verbs = [verb, *(k for k in layer.children[verb] if layer.relations[k].split(":")[0] in ("aux", "conj"))]
     finite = [i for i in verbs if known[i].get("VerbForm") in (None, "Fin") or candidate.voice == "passive"]
     marked = {name for i in finite for name in known[i]}
