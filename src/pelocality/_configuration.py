@@ -99,4 +99,4 @@ def _from_json(value: Any) -> Any:
 
 def _subclasses(parent: type[Configurable]) -> list[type[Configurable]]:
     """Return all direct and indirect subclasses."""
-    return [found for child in parent.__subclasses__() for found in (child, *_subclasses(child))]
+    return [each for child in parent.__subclasses__() for each in (child, *_subclasses(child))]

@@ -18,9 +18,9 @@ from typing import Any
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-_UNREADABLE = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-# A zip archive raises these where it needs another method or a password.
-_UNREADABLE += (NotImplementedError, RuntimeError)
+_DAMAGED = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+# A zip archive raises the last two where it needs another method or a password.
+_UNREADABLE = (*_DAMAGED, NotImplementedError, RuntimeError)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 

@@ -15,7 +15,7 @@ def scalar_columns(
     if taken:
         raise ValueError(f"{argument} has a column {taken[0]!r}, a name that the result uses; rename the column")
     scalar = datasets.Value | datasets.ClassLabel
-    names = [name for name, kind in dataset.features.items() if isinstance(kind, scalar) and name not in excluded]
+    names = [name for name, feature in dataset.features.items() if isinstance(feature, scalar) and name not in excluded]
     return pd.DataFrame(dataset.select_columns(names).with_format(None)[:], index=range(len(dataset)))
 
 

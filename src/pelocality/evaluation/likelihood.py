@@ -162,27 +162,27 @@ def _log_likelihood(
     the ids of a text of several tokens.
     """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
-    known = SequenceModel(model)
-    known.check_length(max(lengths, default=1))
+    subject = SequenceModel(model)
+    subject.check_length(max(lengths, default=1))
     bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
     checked = False
     one_by_one: bool | None = None
-    with bar, known.inference():
+    with bar, subject.inference():
         for chosen in batches_of_equal_length(lengths, batch_size):
             batch = [row_of(index) for index in chosen]
             ids = batch[0][1]
             if len(ids) > 1 and not checked:
-                check(known, tokenizer, ids)
+                check(subject, tokenizer, ids)
                 checked = True
             single = len(ids) > 1 and all(len(places) == 1 for *_, places, _ in batch)
             if single and one_by_one is None:
-                one_by_one = _predicts_one_by_one(known, tokenizer, ids)
+                one_by_one = _predicts_one_by_one(subject, tokenizer, ids)
             at = [places[0] for *_, places, _ in batch] if single and one_by_one else None
-            logits = logits_of(known, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
+            logits = logits_of(subject, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
             for (number, _, places, targets), row in zip(batch, logits, strict=True):
                 scores = on_float64_device(row[places] if at is None else row).double()
-                wanted = torch.tensor(targets, dtype=torch.long, device=scores.device)
-                total[number] -= nn.functional.cross_entropy(scores, wanted, reduction="sum").cpu()
+                following = torch.tensor(targets, dtype=torch.long, device=scores.device)
+                total[number] -= nn.functional.cross_entropy(scores, following, reduction="sum").cpu()
                 tokens[number] += len(places)
             bar.update(len(batch))
     total[tokens == 0] = torch.nan

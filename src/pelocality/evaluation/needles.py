@@ -73,8 +73,8 @@ class NeedleEvaluation(DisplayMixin):
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:
-            found = proportion_over_groups(rows["correct"], rows["uid"], confidence).columns("accuracy", ends="")
-            return {"n": len(rows)} | found | {"margin": rows["margin"].mean()}
+            share = proportion_over_groups(rows["correct"], rows["uid"], confidence).columns("accuracy", ends="")
+            return {"n": len(rows)} | share | {"margin": rows["margin"].mean()}
 
         return by_columns(self.examples, columns, numbers)
 
@@ -116,8 +116,8 @@ class NeedleEvaluation(DisplayMixin):
         gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:
-            found = mean_over_groups(gain[rows.index], rows["uid"], confidence)
-            return {"n": len(rows)} | found.columns("difference", ends="")
+            mean = mean_over_groups(gain[rows.index], rows["uid"], confidence)
+            return {"n": len(rows)} | mean.columns("difference", ends="")
 
         return by_columns(self.examples, columns or _CELL, numbers)
 
@@ -167,14 +167,14 @@ def evaluate_needles(
     check_dataset("items", items)
     frame = scalar_columns(items, "items", ("context", "question", "provenance"), _ADDED)
     if isinstance(model, nn.Module | SequenceModel):
-        known = SequenceModel.of(model)
-        refuse_two_texts(known.given)
+        subject = SequenceModel.of(model)
+        refuse_two_texts(subject.given)
         check_tokenizer(tokenizer)
-        scorer: Scorer = _Likelihood(known, tokenizer)
+        scorer: Scorer = _Likelihood(subject, tokenizer)
     else:
         check_callable(model, LOADERS)
         scorer = model
-    found: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     with torch.no_grad():
         for row in tqdm(items.with_format(None), desc="needles", unit="item", delay=3, disable=not progress):
             context, question, answers, label = (row[name] for name in ("context", "question", "answers", "label"))
@@ -187,8 +187,8 @@ def evaluate_needles(
             prediction = int(scores.argmax())
             about = {"correct": prediction == label, "score": right, "margin": right - best_wrong}
             item = zlib.crc32(repr((context, question, answers)).encode())
-            found.append({"prediction": prediction, **about, "item": item})
-    examples = pd.concat([frame, pd.DataFrame(found)], axis=1)
+            predictions.append({"prediction": prediction, **about, "item": item})
+    examples = pd.concat([frame, pd.DataFrame(predictions)], axis=1)
     return NeedleEvaluation(examples, name_of(model), int((examples["margin"] == 0).sum()))
 
 

@@ -199,7 +199,7 @@ def _reads_tokens(configuration: Mapping[str, Any]) -> bool:
 def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
     """Return the model class to load: this one, that of an Auto class, or the one that was saved."""
     name = (config.architectures or [None])[0]
-    chosen = getattr(transformers, str(name), None) if model_class is None else model_class
+    chosen: Any = getattr(transformers, str(name), None) if model_class is None else model_class
     if hasattr(chosen, "_model_mapping"):  # an Auto class
         chosen = chosen._model_mapping.get(type(config), None)
     if not (isinstance(chosen, type) and issubclass(chosen, PreTrainedModel)):

@@ -183,8 +183,8 @@ class RoleSwap:
         if callable(self.label_policy) and label is None:
             yield Dropped("label_policy returned None")
             return
-        given: Sentence = getattr(item, side)
-        sentence = self._parsed(given)
+        original: Sentence = getattr(item, side)
+        sentence = self._parsed(original)
         if sentence is None:
             yield Dropped("the parser splits the text into other words than its frames")
             return
@@ -195,11 +195,11 @@ class RoleSwap:
                 return
         item = replace(item, premise=sentence) if side == "premise" else replace(item, hypothesis=sentence)
         usable: list[tuple[Candidate, list[Replacement]]] = []
-        for found in self.swaps(sentence, self.parser if sentence is given else None):
-            if isinstance(found, Skipped | Dropped):
-                yield found
+        for swap in self.swaps(sentence, self.parser if sentence is original else None):
+            if isinstance(swap, Skipped | Dropped):
+                yield swap
             else:
-                usable.append(found)
+                usable.append(swap)
         if self.spans == "one" and usable:
             rng = generator_for(self.seed, *texts, side, "choose")
             usable = [usable[rng.integers(len(usable))]]
@@ -221,23 +221,23 @@ class RoleSwap:
             if not isinstance(candidate, Candidate):
                 yield candidate
                 continue
-            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, callable(self.source))
-            if sentence.automatic and second_parser is not None and not isinstance(found, Skipped):
+            swap = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, callable(self.source))
+            if sentence.automatic and second_parser is not None and not isinstance(swap, Skipped):
                 if second is None:
                     [parse] = parsed(second_parser, [sentence.text], sentence.language)
                     others = find_candidates(parse, self.roles, "dependencies")
                     second = {_surface_texts(parse, other) for other in others if isinstance(other, Candidate)}
-                found = found if _surface_texts(sentence, candidate) in second else Skipped("two parsers do not agree")
-            yield found
+                swap = swap if _surface_texts(sentence, candidate) in second else Skipped("two parsers do not agree")
+            yield swap
 
     def _parsed(self, sentence: Sentence) -> Sentence | None:
         """Return a sentence with the parser's tree where it has none, None where the words of its frames differ."""
         if self.parser is None or sentence.dependencies is not None or sentence.constituents is not None:
             return sentence
-        [found] = parsed(self.parser, [sentence.text], sentence.language)
-        if sentence.frames is not None and found.words != sentence.words:
+        [reparsed] = parsed(self.parser, [sentence.text], sentence.language)
+        if sentence.frames is not None and reparsed.words != sentence.words:
             return None
-        return replace(found, uid=sentence.uid, frames=sentence.frames)
+        return replace(reparsed, uid=sentence.uid, frames=sentence.frames)
 
     def _row(self, item: Pair, side: str, candidate: Candidate, swap: list[Replacement], label: str | None) -> Row:
         sentence: Sentence = getattr(item, side)

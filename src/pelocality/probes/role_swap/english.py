@@ -167,20 +167,20 @@ def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
     return tuple(map(_tag, lowered(sentence), layer.upos, layer.features))
 
 
-def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
-    form, tense = known.get("VerbForm"), known.get("Tense")
+def _tag(word: str, upos: str, features: Mapping[str, str]) -> str:
+    form, tense = features.get("VerbForm"), features.get("Tense")
     if upos in ("VERB", "AUX"):
         if form is None or (form == "Fin" and AUXILIARIES.get(word) == "MD"):
             return AUXILIARIES.get(word, "VERB")
         if form == "Fin":
-            third = known.get("Person", "3") == "3" and known.get("Number") == "Sing"
+            third = features.get("Person", "3") == "3" and features.get("Number") == "Sing"
             return "VBD" if tense == "Past" else "VBZ" if third else "VBP"
         return {"Inf": "VB", "Ger": "VBG"}.get(form) or ("VBG" if tense == "Pres" or word.endswith("ing") else "VBN")
     if upos == "PART":
         return "TO" if word == "to" else "POS" if word.startswith("'") else "RB"
-    if known.get("PronType") in ("Int", "Rel") or word in _WH:
+    if features.get("PronType") in ("Int", "Rel") or word in _WH:
         return "WRB" if upos == "ADV" else "WP"
-    if upos in ("PRON", "DET") and (known.get("Poss") == "Yes" or word in ("his", "its", "their")):
+    if upos in ("PRON", "DET") and (features.get("Poss") == "Yes" or word in ("his", "its", "their")):
         return "PRP$"
     tag = "DT" if upos == "PRON" and word in DETERMINERS else "," if word == "," else _UPOS_TAGS.get(upos, upos)
-    return tag + "S" if tag[:2] == "NN" and known.get("Number") in ("Plur", "Ptan") else tag
+    return tag + "S" if tag[:2] == "NN" and features.get("Number") in ("Plur", "Ptan") else tag

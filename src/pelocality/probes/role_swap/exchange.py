@@ -45,10 +45,10 @@ def exchange(
         clause = Clause(sentence, tags, first, verb, last)
         candidate = replace(candidate, voice="passive" if clause.passive else "active")
         reason = None if by_caller else reason_against(clause, candidate, symmetric)
-        found = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
-        if isinstance(found, Skipped):
-            return found
-        replacements = found
+        reinflected = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
+        if isinstance(reinflected, Skipped):
+            return reinflected
+        replacements = reinflected
     elif sentence.language != "en":
         reason = reason_by_features(sentence, candidate, agreement)
     elif not by_caller:
