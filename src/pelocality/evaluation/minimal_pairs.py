@@ -172,11 +172,7 @@ def _scores(
         name, scores = name_of(model), model(texts)
     values = array_of(scores)
     if values.shape != (len(texts),) or np.isnan(values).any():
-        without = (
-            []
-            if values.shape != (len(texts),)
-            else [text for text, value in zip(texts, values, strict=True) if value != value]
-        )
+        without = [text for text, value in zip(texts, values.flat, strict=False) if value != value]
         rule = f"one number for each of {len(texts)} texts, got {brief(scores)}"
         raise ValueError(f"the score must give {rule}, NaN for {brief(without)}; remove such pairs")
     return name, values.astype(float).tolist()  # numpy does not subtract booleans

@@ -112,8 +112,7 @@ def paper_table(
         TypeError: No model, a model without evaluations, a value that is not an evaluation with labels, or a
             symmetry, locality or confidence that is not a number.
         ValueError: A model with more runs of one probe than of another, the same name for a probe that changes labels
-            and a probe that keeps labels, an unknown model in ``symmetry`` or ``locality``, or a confidence outside
-            (0, 1).
+            and a probe that keeps labels, or a confidence outside (0, 1).
 
     Examples:
         >>> from pelocality.corpora import read_pairs
