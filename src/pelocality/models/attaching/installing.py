@@ -18,12 +18,7 @@ from pelocality.models._calls import call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching.calls import (
-    check_call,
-    check_implementation,
-    no_continuous_batching,
-    without_cache,
-)
+from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching, without_cache
 from pelocality.models.attaching.positions import (
     disable_named,
     disable_positions,

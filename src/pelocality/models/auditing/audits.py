@@ -9,16 +9,7 @@ from torch import Tensor, nn
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
 from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
-from pelocality.models.auditing.measured import (
-    BEHIND_PADDING,
-    PADDING,
-    SHORT,
-    Layer,
-    Lookup,
-    NoRowError,
-    Reading,
-    read,
-)
+from pelocality.models.auditing.measured import BEHIND_PADDING, PADDING, SHORT, Layer, Lookup, NoRowError, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.families import UNDECLARED, family_named
