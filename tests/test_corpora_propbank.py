@@ -165,7 +165,7 @@ def test_withheld_words_need_a_treebank_of_tagged_sentences(tmp_path):
     path = skeleton(tmp_path / "a", SHE_LEFT)
     with pytest.raises(ValueError, match=r"a:1: words are withheld \(\[WORD\]\); pass words="):
         list(read_propbank(path))
-    with pytest.raises(TypeError, match="words must be a corpus or a list of sentences, got generator"):
+    with pytest.raises(TypeError, match="words must be a file, or rows"):
         read_propbank(path, (sentence for sentence in []))
     with pytest.raises(ValueError, match="words must have Penn Treebank tags, sentence '7' has none"):
         list(read_propbank(path, [plain_sentence("She left.", uid="7")]))

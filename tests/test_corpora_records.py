@@ -93,11 +93,11 @@ JSON = json.dumps(ROW) + "\n"
 def conllu_errors():
     """Sentences that follow a good one, and what must be named."""
     for rows, says in (
-        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 .* head is 1"),
-        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "word 1 .* head is 2"),
+        (["1 Go _ VERB _ _ 1 root _ _"], "word 1 is 1"),
+        (["1 Go _ VERB _ _ 2 x _ _", "2 on _ ADV _ _ 1 x _ _"], "word 1 is 2"),
         (["1 a _ X _ _ 0 root _ _", "2 b _ X _ _ 3 x _ _", "3 c _ X _ _ 2 x _ _"], "word 2"),
-        (["1 Go _ VERB _ _ 7 root _ _"], r"word 1 .* 0\.\.1, got 7"),
-        (["1 Go _ VERB _ _ _ x _ _", "2 on _ ADV _ _ 0 root _ _"], "word 1 .* got None"),
+        (["1 Go _ VERB _ _ 7 root _ _"], r"0\.\.1 .*word 1 is 7"),
+        (["1 Go _ VERB _ _ _ x _ _", "2 on _ ADV _ _ 0 root _ _"], "word 1 is None"),
         (["1 Go _"], "10 columns"),
         (["1 a _ X _ _ 0 root _ _ more"], "10 columns"),
         (["1.1 Go _ VERB _ _ _ _ _ _"], "numbered"),
@@ -123,45 +123,45 @@ def changed(row, file, **changes):
 WRONG = [
     *conllu_errors(),
     ("vi_x.conllu", "1\tViệt  Nam\t_\tPROPN\t_\t_\t0\troot\t_\t_\n\n", ":1: .*two spaces"),
-    ("a.mrg", f"{TREES}\n(S (NP", ":2: .*not closed"),
-    ("a.mrg", f"{TREES}\n)", r":2: .*'\('"),
+    ("a.mrg", f"{TREES}\n(S (NP", ":2: .*brackets"),
+    ("a.mrg", f"{TREES}\n)", ":2: .*brackets"),
     *changed(
         snli_row, "snli.jsonl",
-        sentence1_parse=[(None, "'sentence1_parse' .* got None"), ("(S (NP", "brackets")],
-        sentence1=[(None, "'sentence1' .* got None")], gold_label=[(1, "")],
+        sentence1_parse=[(None, "'sentence1_parse': None"), ("(S (NP", "brackets")],
+        sentence1=[(None, "'sentence1': None")], gold_label=[(1, "")],
         sentence2_parse=[("( ( It ( 's old ) ) . )", "binary parse")], pairID=[([1], "'pairID'")],
     ),
     *changed(
         frames_row, "frames.jsonl",
-        tree=[(None, "'tree' .* got None")], id=[(None, "'id' .* got None")], head=[([2, 0, 2, 4], "word 4 .* is 4")],
+        tree=[(None, "'tree': None")], id=[(None, "'id': None")], head=[([2, 0, 2, 4], "word 4 is 4")],
         frames=[
-            (None, "'frames' .* got None"), ([1], ""), ([{"args": []}], "'roleset' .* got None"),
+            (None, "'frames': None"), ([1], ""), ([{"args": []}], "'roleset': None"),
             ([{"roleset": "x.01", "args": [["V", 1, 2, 3]]}], ""), ([{"roleset": "x", "args": [["V", "1", "2"]]}], ""),
             ([{"roleset": "x.01", "args": [["V", 1, 9]]}], "the 4 words"),
             ([{"r": "go.01", "a": [["ARG0", 0, 1]]}], "role V"),
         ],
     ),
     ("snli.jsonl", json.dumps(snli_row()) + "\n{", ":2: "),
-    ("snli.jsonl", json.dumps(snli_row()) + '\n{"gold_label": "neutral"}', ":2: .*'sentence1_parse'; .*'gold_label'"),
+    ("snli.jsonl", json.dumps(snli_row()) + '\n{"gold_label": "neutral"}', ":2: .*'sentence1_parse' .*'gold_label'"),
     *((f"{kind}.jsonl", text, r":1: .*read_pairs\(json\.load")
       for kind in ("snli", "frames", "a") for text in ("[\n{}\n]", "[{}]", "[]")),
-    ("a.jsonl", JSON + '{"premise": "x", "b": "y", "label": "n"}', ":2: .*'hypothesis'; .*'b'.*hypothesis="),
-    ("a.jsonl", JSON + '{"premise": "a", "hypothesis": "b"}', ":2: .*'label'; .*label=.*None"),
+    ("a.jsonl", JSON + '{"premise": "x", "b": "y", "label": "n"}', ":2: .*'hypothesis' .*'b'.*hypothesis="),
+    ("a.jsonl", JSON + '{"premise": "a", "hypothesis": "b"}', ":2: .*'label' .*label=.*None"),
     ("a.jsonl", (JSON + JSON.replace("a", "café")).encode("latin-1"), ":2: .*UTF-8.*0xe9.*iconv"),
     ("a.jsonl", "a".encode("utf-16"), ":1: .*0xff"),
     ("a.jsonl", zipped("{}", "a.jsonl", "b.jsonl"), r":1: .*one file, got 2: \['a.jsonl', 'b.jsonl'\]; unpack it"),
     ("a.jsonl", zipped("{}", "a.jsonl")[:40], ":1: .*not a zip file"),
-    ("a.jsonl", bz2.compress(b"{}" * 99)[:30], ":1: .*cannot be read"),
-    ("a.jsonl", lzma.compress(b"{}" * 99)[:40], ":1: .*cannot be read"),
-    ("a.jsonl.gz", gzip.compress(JSON.encode())[:30], ":1: .*cannot be read"),
+    ("a.jsonl", bz2.compress(b"{}" * 99)[:30], ":1: .*unpack"),
+    ("a.jsonl", lzma.compress(b"{}" * 99)[:40], ":1: .*unpack"),
+    ("a.jsonl.gz", gzip.compress(JSON.encode())[:30], ":1: .*unpack"),
     ("a.jsonl.gz", gzip.compress(JSON.encode())[3:], ":1: .*UTF-8"),
-    ("a.csv", HEADER + "a,b,n\nc, d,e,n\n", ":3: .*3 cells, got 4.*quoted"),
+    ("a.csv", HEADER + "a,b,n\nc, d,e,n\n", ":3: .*3 cells, got 4"),
     ("a.csv", HEADER + 'a,b,n\n"c,d,n\ne,f,n\ng,h,n\n', ":3: .*unexpected end.*closed"),
     ("a.csv", '"premise,hypothesis,label\na,b,n\n', ":1: .*unexpected end"),
     ("a.csv", "premise,premise,label\n", ":1: .*header"),
     ("a.csv", f"{HEADER}{'a ' * 70_000},b,n\n", r":2: .*field limit.*\.jsonl"),
-    ("a.tsv", "premise\thypothesis\tlabel\na\tb, c\n", ":2: .*3 cells, got 2.*no tab"),
-    ("a.tsv", 'premise\thypothesis\tlabel\na\tb\t"she ""went"""\n', ":2: .*went.*QUOTE_NONE.*read_csv"),
+    ("a.tsv", "premise\thypothesis\tlabel\na\tb, c\n", ":2: .*3 cells, got 2"),
+    ("a.tsv", 'premise\thypothesis\tlabel\na\tb\t"she ""went"""\n', ":2: .*went.*quoted.*read_csv"),
 ]  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file_and_the_line(tmp_path, n
 def test_an_archive_is_refused_as_no_text(tmp_path):
     with tarfile.open(tmp_path / "a.jsonl", mode="w:gz") as archive:
         archive.add(write(tmp_path / "b.jsonl", ROW), "b.jsonl")
-    with pytest.raises(ValueError, match=r"a\.jsonl:1: must be UTF-8 .*zero byte"):
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: must be text in UTF-8.*zero byte"):
         list(read_pairs(tmp_path / "a.jsonl"))
 
 
@@ -191,14 +191,14 @@ def test_what_is_no_file_is_an_error_at_once(read, tmp_path):
                 read(rows)
 
 
-@pytest.mark.parametrize(("row", "says"), [("x", "JSON object"), (None, "mapping"), (["a", "b"], "mapping")])
+@pytest.mark.parametrize(("row", "says"), [("x", "JSON object"), (None, "field"), (["a", "b"], "field")])
 def test_rows_that_are_not_mappings_are_errors(row, says):
     with pytest.raises(ValueError, match=f"list:1: .*{says}"):
         list(read_pairs([row]))
 
 
 @pytest.mark.parametrize(
-    "one", [1, 1.0, "1", " 1 ", "1.0", "neutral", np.int64(1), np.float32(1), torch.tensor(1), True]
+    "one", [1, 1.0, "1", " 1 ", "1.0", "01", "neutral", np.int64(1), np.float32(1), torch.tensor(1), True]
 )
 def test_a_label_number_of_any_kind_gets_its_name(one):
     assert labels([one], label_names=NAMES) == (["neutral"], 0)

@@ -392,7 +392,7 @@ ARC = sentence("ab", [0, 1])
       for read in (FOUND.best, FOUND.to_frame, partial(compare_head_types, FOUND, [[4, 3, 2, 1]]))),
     (lambda: compared([1, 2, 3, 4]), ValueError, r"\(1, 4\) of layers \[0\], got \(4,\)"),
     (lambda: compared(SimpleNamespace(share=[[1, 2, 3, 4]], layers=(1,))), ValueError, r"got \(1, 4\) of layers \[1\]"),
-    (lambda: compared([[1, 2, 3, 4]], heads=3), ValueError, "heads must be at most 2"),
+    (lambda: compared([[1, 2, 3, 4]], heads=3), ValueError, "heads must be from 1 to 2"),
     (lambda: compared([[float("nan"), 1, float("inf"), float("nan")]]), ValueError, "heads"),
     (lambda: dependency_distances([Sentence(("a",))]), ValueError, "has none; see read_conllu"),
     (lambda: dependency_distances([sentence("a", [0])]), ValueError, "a dependency between two words"),

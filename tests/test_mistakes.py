@@ -96,7 +96,7 @@ MISTAKES = [
     ("a missing result", lambda w: pl.PositionalAttention.load("nothing.safetensors"), FileNotFoundError, "nothing"),
     ("tokenizer before texts", lambda w: pl.text_average(w.base, w.tokenizer, TEXTS), TypeError, "texts"),
     ("one text", lambda w: pl.text_average(w.base, TEXTS[0], tokenizer=w.tokenizer), TypeError, "list"),
-    ("texts without tokenizer", lambda w: pl.text_average(w.base, TEXTS), ValueError, "tokenizer="),
+    ("texts without tokenizer", lambda w: pl.text_average(w.base, TEXTS), TypeError, "AutoTokenizer"),
     ("one batch", lambda w: pl.text_average(w.base, {"input_ids": IDS}), TypeError, "list"),
     ("a tensor of ids", lambda w: pl.text_average(w.base, IDS), TypeError, "input_ids"),
     ("a dataset of texts", lambda w: pl.text_average(w.base, w.texts, tokenizer=w.tokenizer), TypeError, "texts"),
@@ -123,7 +123,7 @@ MISTAKES = [
     ("texts to a builder", lambda w: pl.constituency_shuffling(TEXTS, size=3), TypeError, "read_texts"),
     ("texts to another builder", lambda w: pl.random_shuffling(TEXTS), TypeError, "read_texts"),
     ("a dataset to a builder", lambda w: pl.random_shuffling(w.texts), TypeError, "read_pairs"),
-    ("a list of sizes", lambda w: pl.constituency_shuffling(w.pairs, size=[2, 3]), TypeError, "range("),
+    ("a list of sizes", lambda w: pl.constituency_shuffling(w.pairs, size=[2, 3]), ValueError, "range("),
     ("texts without parser", lambda w: pl.semantic_role_swap(TEXTS), TypeError, "parser"),
     ("no label policy", lambda w: pl.semantic_role_swap(
         w.pairs, source="constituents"), ValueError, "label_policy"),

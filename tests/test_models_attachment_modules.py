@@ -301,8 +301,8 @@ KEEP = {"position_embeddings": "keep"}
 @pytest.mark.parametrize(("options", "message"), [
     ({}, r"the positions of Own are not known; name what holds positions, disable=\[\.\.\.\], or add"),
     ({"disable": ["position"]}, "disable must hold names of parts or parameters of the model, got 'position'; such as"),
-    (KEEP | {"disable": ["positions"]}, "'keep' keeps what disable=.* names; give one of them"),
-    (KEEP | {"layers": [2]}, "layers must be indices into the model's 2 layers"),
+    (KEEP | {"disable": ["positions"]}, "disable is for modules"),
+    (KEEP | {"layers": [2]}, "layers must name"),
     (KEEP | {"encoding": ALiBi(2)}, "must have 1 or 3 heads, as the attention has, got 2"),
     (KEEP | {"encoding": [ALiBi(HEADS)]}, "or a list of 2, one per layer"),
     (KEEP | {"example_inputs": IDS + VOCABULARY}, "it has no row for every position"),

@@ -129,7 +129,7 @@ def test_an_encoding_that_cannot_be_saved_is_refused(monkeypatch):
             return self.function(distance)[None]
 
     model = tiny("bert")
-    with pytest.raises(TypeError, match="Called cannot be saved"):
+    with pytest.raises(TypeError, match="is not JSON"):
         attach(model, Called(torch.abs))
     monkeypatch.setattr(Total, "kept", list)  # in which their numbers are no part of the state dict
     with pytest.raises(TypeError, match=r"encodings in a list are not moved, .* in a torch\.nn\.ModuleList"):
@@ -389,8 +389,10 @@ def test_what_is_on_the_meta_device_is_refused(prove):
         with pytest.raises(ValueError, match="meta device"):
             use()
     assert attached(model) is None
-    with pytest.raises(ValueError, match="AttenuatedEncoding is on the meta device"):
-        attach(tiny("bert"), encoding, prove=prove)
+    bert = tiny("bert")
+    with pytest.raises((NotImplementedError, ValueError), match="meta tensor"):
+        attach(bert, encoding, prove=prove)
+    assert attached(bert) is None
 
 
 @pytest.mark.parametrize(
@@ -405,7 +407,7 @@ def test_a_symmetry_without_effect_in_a_causal_model_is_refused(encoding):
     model = tiny("gpt2")
     clip = hf.CLIPTextModel(small(hf.CLIPTextConfig, eos_token_id=2))
     for each in (model, clip):
-        with pytest.raises(ValueError, match="symmetry of AttenuatedEncoding acts on future keys only"):
+        with pytest.raises(ValueError, match="symmetry of AttenuatedEncoding, which acts on future keys only"):
             attach(each, encoding)
     attach(model, AttenuatedEncoding(learnable=["decay"])).remove()
     model.config.is_causal = False

@@ -359,14 +359,16 @@ def test_the_reporters_of_the_arguments_get_the_numbers_once_from_the_first_proc
 
 @pytest.mark.parametrize(
     "options",
-    [{"every": 0}, {"length": 0}, {"words": 0}, {"words": []}, {"source": "a"}, {"prefix": True, "source": "logits"}],
+    [{"every": 0}, {"length": 0}, {"words": 0}, {"source": "a"}, {"prefix": True, "source": "logits"}],
 )
 def test_invalid_values_are_refused_by_the_constructor(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         LocalityCallback(**options)
 
 
-@pytest.mark.parametrize("options", [{"every": 2.5}, {"length": "a"}, {"words": "abc"}, {"words": True}, {"seed": "x"}])
+@pytest.mark.parametrize(
+    "options", [{"every": 2.5}, {"length": "a"}, {"words": []}, {"words": "abc"}, {"words": True}, {"seed": "x"}]
+)
 def test_invalid_types_are_refused_by_the_constructor(options):
     with pytest.raises(TypeError, match=next(iter(options))):
         LocalityCallback(**options)

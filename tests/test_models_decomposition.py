@@ -186,7 +186,6 @@ def test_one_sentence_has_no_batch_axis():
         ({"attention_mask": torch.tensor([[0, 1, 1, 1]])}, ValueError),
         ({"layers": [2]}, ValueError),
         ({"layers": []}, ValueError),
-        ({"layers": 0}, TypeError),
     ],
 )
 def test_invalid_input_is_refused_by_its_name(arguments, error):

@@ -90,7 +90,7 @@ def test_a_softmax_of_other_heads_than_before_is_refused():
         (lambda ids: [torch.eye(N, dtype=torch.int64)[None, None]], TypeError, "float"),
         (lambda ids: [np.eye(N, dtype=bool)[None, None]], TypeError, "astype"),
         (lambda ids: 1 / 0, ValueError, "on 1 x 9 tokens it fails with ZeroDivisionError"),
-        (3, TypeError, "function"),
+        (3, ValueError, "fails with TypeError: 'int' object is not callable"),
     ],
 )
 def test_what_is_not_attention_or_cannot_be_run_is_refused(function, error, reason):

@@ -301,7 +301,7 @@ def test_what_cannot_be_scored_is_refused_with_the_way_out():
         (tiny("bert"), {"length": 4}, "length"),
         (tiny("bert"), short, "at least 4 tokens"),
         (tiny("bert"), {"texts": []}, "texts"),
-        (images, {}, "permutes"),
+        (images, {}, "reads no token ids"),
     ]:
         with pytest.raises(ValueError, match=reason):
             head_classes(model, **{"length": 8} | arguments)

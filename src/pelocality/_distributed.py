@@ -98,10 +98,10 @@ def failing_together() -> Iterator[list[Any]]:
     except Exception as error:
         gathered([f"{type(error).__name__}: {error}"])
         raise
-    found: list[Any] = gathered([same])
-    if failed := [each for each in found if isinstance(each, str)]:
+    lists: list[Any] = gathered([same])
+    if failed := [each for each in lists if isinstance(each, str)]:
         raise RuntimeError(f"another process failed: {failed[0]}")
-    if any(each != same for each in found):
+    if any(each != same for each in lists):
         raise ValueError("all processes must be given the same words or batches; each selects its part by itself")
 
 

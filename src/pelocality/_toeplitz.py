@@ -30,7 +30,7 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
 
 def diagonals(column: Tensor, row: Tensor) -> Tensor:
     """Return a Toeplitz matrix by diagonal, from its first column (..., q) and row (..., k): (..., q + k - 1)."""
-    # the first column upwards is j - i = -(q-1)..-1, the first row is 0..k-1
+    # The first column upwards is j - i = -(q-1)..-1, the first row is 0..k-1.
     return torch.cat([column[..., 1:].flip(-1), row], dim=-1)
 
 
@@ -87,7 +87,7 @@ def _tiled(by_distance: Tensor, query_length: int) -> Tensor:
     heads, width = by_distance.shape
     if query_length == 1:
         return by_distance[:, None]
-    # repeated, then read in rows one shorter than itself: each row starts one number earlier
+    # The numbers are repeated and read in rows one shorter than themselves: each row starts one number earlier.
     tiles = by_distance[:, None].expand(heads, query_length + 1, width).reshape(heads, -1)
     rows = tiles[:, query_length - 1 : query_length - 1 + query_length * (width - 1)]
     return rows.reshape(heads, query_length, width - 1)[..., : width - query_length + 1]

@@ -3,7 +3,6 @@
 Numbers may be given as lists, arrays or tensors; the results are numpy's, in float64, or an `Estimate`.
 """
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) ->
         p = k / n
         centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
         half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        # rounding leaves -1e-17 where the end is 0, and an end short of 1 where all succeeded
+        # Rounding leaves -1e-17 where the end is 0, and an end short of 1 where all succeeded.
         return np.clip(centre - half, 0, p), np.clip(centre + half, p, 1)
 
 
@@ -175,11 +174,10 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
     """
     check_confidence(confidence)
     k, n = real_numbers("successes", successes).astype(float), real_numbers("trials", trials).astype(float)
-    if n.ndim != 1 or k.shape[:1] != n.shape:
-        raise ValueError(f"successes must be (groups, ...) and trials (groups,), got shapes {k.shape} and {n.shape}")
     sizes = n.reshape(-1, *[1] * (k.ndim - 1))
-    if ((k < 0) | (k > sizes)).any() or (n < 1).any():
-        raise ValueError("successes must be between 0 and trials, and trials at least 1")
+    if n.ndim != 1 or k.shape[:1] != n.shape or ((k < 0) | (k > sizes)).any() or (n < 1).any():
+        rule = "(groups, ...), each between 0 and its group's trials (groups,), which are at least 1"
+        raise ValueError(f"successes must be {rule}, got shapes {k.shape} and {n.shape}")
     if not len(n):
         return wilson(k.sum(0), 0, confidence)
     p = k.sum(0) / n.sum()
@@ -245,13 +243,13 @@ def proportion_over_groups(successes: ArrayLike, groups: Iterable[Any], confiden
 
     Raises:
         TypeError: Values that are not real numbers, or names that cannot be keys.
-        ValueError: Values that are neither true nor false, a coverage outside (0, 1), or not one group for each value.
+        ValueError: Values that are neither true nor false, or a coverage outside (0, 1).
 
     Examples:
         >>> print(proportion_over_groups([True, True, True, True, False, False], ["a", "a", "b", "b", "c", "c"]))
         0.667 [0.083, 0.978]
     """
-    rows, index = _rows_in_groups("successes", successes, groups)
+    rows, index = real_numbers("successes", successes).astype(float), _group_numbers(groups)
     if not np.isin(rows, (0, 1)).all():
         raise ValueError(f"successes must be true or false, got {rows[~np.isin(rows, (0, 1))][0]:g}")
     low, high = wilson_over_groups(np.bincount(index, weights=rows), np.bincount(index), confidence)
@@ -295,14 +293,14 @@ def mean_over_groups(
 
     Raises:
         TypeError: Values or a confidence that are not real numbers, or names that cannot be keys, such as lists.
-        ValueError: A confidence outside (0, 1), values beyond ``least`` and ``most``, or not one group for each value.
+        ValueError: A confidence outside (0, 1), or values beyond ``least`` and ``most``.
 
     Examples:
         >>> print(mean_over_groups([1, 1, 0, 0, 0, 0], ["a", "a", "b", "b", "c", "c"]))
         0.333 [-0.931, 1.000]
     """
     check_confidence(confidence)
-    rows, index = _rows_in_groups("values", values, groups)
+    rows, index = real_numbers("values", values).astype(float), _group_numbers(groups)
     least, most = number("least", least), number("most", most)
     if not ((rows >= least) & (rows <= most)).all():  # nor NaN
         raise ValueError(f"values must be between least={least} and most={most}, got {rows.min():g} to {rows.max():g}")
@@ -327,22 +325,11 @@ def mean_over_groups(
     return Estimate(mean, float(low), float(high))
 
 
-def _rows_in_groups(name: str, given: ArrayLike, groups: Iterable[Any]) -> tuple[Floats, NDArray[np.intp]]:
-    """Return the number of each row and of its group, after checking that there are as many."""
-    rows, index = real_numbers(name, given).astype(float), _group_numbers(groups)
-    if rows.ndim != 1 or len(index) != len(rows):
-        raise ValueError(f"groups must name one group for each value, got {len(index)} for {name} {rows.shape}")
-    return rows, index
-
-
 def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:
     """Return the number of each row's group, in the order in which they come."""
     check_unmasked("groups", groups)
     numbers: dict[Any, int] = {}
-    try:
-        return np.array([numbers.setdefault(_as_key(each), len(numbers)) for each in groups], np.intp)
-    except TypeError as error:
-        raise TypeError(f"groups must be names that can be keys, such as strings or tuples: {error}") from error
+    return np.array([numbers.setdefault(_as_key(each), len(numbers)) for each in groups], np.intp)
 
 
 def _as_key(name: Any) -> Any:
@@ -350,8 +337,6 @@ def _as_key(name: Any) -> Any:
     if isinstance(name, tuple):
         return tuple(_as_key(each) for each in name)
     if hasattr(name, "detach") or isinstance(name, np.ndarray):
-        if math.prod(name.shape) != 1:
-            raise TypeError(f"got one of shape {tuple(name.shape)}; give one number or tuple for each row")
         name = name.item()
     return type(name) if name is pd.NA or name != name else name
 
@@ -400,15 +385,13 @@ def mean_over_runs(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
     Raises:
         TypeError: Values or a coverage that are not real numbers.
-        ValueError: A coverage outside (0, 1), or not one number for each run.
+        ValueError: A coverage outside (0, 1).
 
     Examples:
         >>> print(mean_over_runs([0.70, 0.72, 0.74]))
         0.720 [0.670, 0.770]
     """
     runs = real_numbers("values", values).astype(float)
-    if runs.ndim != 1:
-        raise ValueError(f"values must be one number for each run, got shape {runs.shape}; t_interval takes more axes")
     low, high = t_interval(runs, confidence)
     return Estimate(float(runs.mean()) if len(runs) else float("nan"), float(low), float(high))
 

@@ -18,26 +18,27 @@ from typing import Any
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_DAMAGED = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 # A zip archive raises the last two where it needs another method or a password.
-_UNREADABLE = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
+_UNREADABLE = (*_DAMAGED, NotImplementedError, RuntimeError)
 COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line of a UTF-8 file, with or without a byte order mark, also compressed."""
-    number = 0
+    number = 1
     with path.open("rb") as file:
         try:
-            for number, line in enumerate(_decompressed(file), 1):
+            for line in _decompressed(file):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if "\0" in text:  # UTF-8 allows it, but no text has it
                     raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
                 yield number, text
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}:{number}: must be UTF-8 ({error}); convert it with iconv") from error
+                number += 1
         except _UNREADABLE as error:
-            raise ValueError(f"{path}:{number + 1}: the file cannot be read: {error}; unpack it first") from error
+            advice = "unpack it first, or convert it with iconv"
+            raise ValueError(f"{path}:{number}: must be text in UTF-8: {error}; {advice}") from error
 
 
 def _decompressed(file: BufferedReader) -> Any:
@@ -74,13 +75,11 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
         for row in filter(None, reader):
             if tabs and all(map(_ANNOTATORS.fullmatch, header[len(row) :])):
                 row += [""] * (len(header) - len(row))
-            if len(row) != len(header):
-                given = f"{len(row)}: {brief(row)}; {'texts hold no tab' if tabs else 'a text with a comma is quoted'}"
-                raise ValueError(f"{path}:{reader.line_num}: a row must have {len(header)} cells, got {given}")
             complete = reader.line_num
-            if tabs and any(map(_QUOTED.fullmatch, row)):
-                advice = "use quoting=csv.QUOTE_NONE, or pass pandas.read_csv(path, sep='\\t')"
-                raise ValueError(f"{path}:{complete}: a .tsv must be written without quoting, got {row}; {advice}")
+            if len(row) != len(header) or (tabs and any(map(_QUOTED.fullmatch, row))):
+                advice = "no cell is quoted; or pass pandas.read_csv(path, sep='\\t')" if tabs else "quote commas"
+                got = f"{len(row)}: {brief(row)}; {advice}"
+                raise ValueError(f"{path}:{complete}: a row must have {len(header)} cells, got {got}")
             yield complete, dict(zip(header, row, strict=True))
     except csv.Error as error:
         advice = "a quotation mark must be closed, and doubled within quotes; write very long texts as .jsonl"
@@ -95,12 +94,12 @@ def json_object(line: str) -> Any:
     return json.loads(line)
 
 
-def field(row: Mapping[str, Any], name: str, kind: Any = str, advice: str = "") -> Any:
-    """Return a field of a row after checking its type; ``advice`` is given if there is no such field."""
-    if name not in row:
-        raise ValueError(f"no field {name!r}; there are {', '.join(map(repr, row))[:200] or 'none'}{advice}")
-    if not isinstance(row[name], kind):
-        raise ValueError(f"field {name!r} must be of type {getattr(kind, '__name__', kind)}, got {brief(row[name])}")
+def field(row: Any, name: str, types: Any = str, advice: str = "") -> Any:
+    """Return a field of a row after checking its type; ``advice`` is the end of the error."""
+    if not isinstance(row, Mapping) or name not in row or not isinstance(row[name], types):
+        fields = ", ".join(f"{each!r}: {brief(row[each])}" for each in row) if isinstance(row, Mapping) else brief(row)
+        of_type = getattr(types, "__name__", types)
+        raise ValueError(f"a row must have a field {name!r} of type {of_type}, got {fields[:400]}{advice}")
     return row[name]
 
 

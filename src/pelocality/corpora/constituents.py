@@ -72,12 +72,12 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     has_codes = "CODE" in bracketed
     words: list[str] = []
     tags: list[str] = []
-    found: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
+    nodes: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
     unclosed: list[list[Any]] = []
     for label, word, closes, other in _NODE.findall(bracketed):
-        if closes and word and label and (unclosed or not found):
+        if closes and word and label and (unclosed or not nodes):
             if not unclosed:  # the tree is one word: (NN Rain)
-                found.append([0, 0, ""])
+                nodes.append([0, 0, ""])
             # ID is the name of the tree if it stands beside the root
             is_code = label in _NOT_WORDS and (label != "ID" or [phrase[2] for phrase in unclosed] == [""])
             is_code = is_code or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
@@ -86,20 +86,21 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
                 tags.append(label)
         elif other == ")" and unclosed:
             unclosed.pop()[1] = len(words)
-        elif other == ")" or (not unclosed and found):
-            raise ValueError("a bracketed tree must be one tree with matching brackets, got more after its end")
+        elif other == ")" or (not unclosed and nodes):
+            nodes = []  # what follows the end of a tree makes it no tree
+            break
         elif word and not closes:
             raise SeveralWordsError(_BINARY.format(bracketed.strip()[:60]))
-        elif other or (closes and label) or (not label and (words or any(phrase[2] for phrase in found))):
+        elif other or (closes and label) or (not label and (words or any(phrase[2] for phrase in nodes))):
             raise ValueError(_BINARY.format(bracketed.strip()[:60]))
         elif not closes:
             unclosed.append([len(words), 0, label])
-            found.append(unclosed[-1])
-    if unclosed or not found:
-        given = f"{len(words)} words and {len(unclosed)} brackets that are not closed"
-        raise ValueError(f"a bracketed tree must be one tree with matching brackets, got {given}")
+            nodes.append(unclosed[-1])
+    if unclosed or not nodes:
+        text = bracketed if len(bracketed) < 200 else f"{bracketed[:100]} ... {bracketed[-100:]}"
+        raise ValueError(f"a bracketed tree must be one tree with matching brackets, got {text!r}")
     chains = defaultdict(list)
-    for start, end, label in found:
+    for start, end, label in nodes:
         if start < end and label not in _ROOTS:
             chains[start, end].append(category(label))
     spans = tuple(Constituent(start, end, tuple(labels)) for (start, end), labels in chains.items())

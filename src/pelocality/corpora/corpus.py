@@ -4,7 +4,7 @@ import functools
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -92,6 +92,13 @@ def file_corpus(path: Any, records: Callable[[Path], Iterator[Record]], read: Re
     if not Path(path).is_file():
         raise FileNotFoundError(f"path must name a file to read, got {str(path)!r}; read_texts takes texts in a list")
     return Corpus(str(path), functools.partial(records, Path(path)), read)
+
+
+def check_rows(name: str, rows: Any, advice: str) -> None:
+    """Raise a TypeError unless rows can be read again, and are rows: not an iterator, several splits or columns."""
+    columns = isinstance(rows, Mapping) or hasattr(rows, "columns")
+    if columns or not isinstance(rows, Iterable) or iter(rows) is iter(rows):
+        raise TypeError(f"{name} must be a file, or rows that can be read again, got a {type(rows).__name__}; {advice}")
 
 
 def example_data(name: str) -> Path:

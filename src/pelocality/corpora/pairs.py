@@ -3,7 +3,7 @@
 import functools
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
@@ -12,7 +12,7 @@ from typing import Any
 from pelocality._checks import are_names, check_choice
 from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
-from pelocality.corpora.corpus import Corpus, file_corpus
+from pelocality.corpora.corpus import Corpus, check_rows, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
 from pelocality.corpora.spacing import align, is_mark
 
@@ -88,8 +88,8 @@ def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
 def _parsed(bracketed: str, text: str) -> tuple[tuple[str, ...], tuple[str, ...], Constituents] | None:
     """Return words, spaces and phrases of a parse and its text, None if they disagree."""
     words, constituents = parse_bracketed(bracketed, "", automatic=True)
-    found = align(words, text)
-    return None if found is None else (*found, constituents)
+    aligned = align(words, text)
+    return None if aligned is None else (*aligned, constituents)
 
 
 def read_pairs(
@@ -152,14 +152,11 @@ def read_pairs(
         records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
         check_choice("the end of source", _suffix(source), records)
         return file_corpus(source, records[_suffix(source)], read)
-    name = type(source).__name__
-    # an iterator can be read only once
-    if isinstance(source, Mapping) or not isinstance(source, Iterable) or iter(source) is iter(source):
-        advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
-        raise TypeError(f"source must be a file, or rows that can be read again, got a {name}; {advice}")
     rows: Any = source
     rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # a data frame yields its columns
-    return Corpus(name, functools.partial(enumerate, rows, 1), read)
+    advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
+    check_rows("source", rows, advice)
+    return Corpus(type(source).__name__, functools.partial(enumerate, rows, 1), read)
 
 
 def _read_pair(
@@ -167,8 +164,6 @@ def _read_pair(
 ) -> Pair | Dropped:
     """Return the pair of a row, or of a line of JSON, by the names of four fields; label and uid may be None."""
     row = json_object(row) if isinstance(row, str) else row
-    if not isinstance(row, Mapping):  # a formatted dataset yields tables
-        raise ValueError(f"a row must be a mapping of fields, as of dataset.with_format(None), got {brief(row)}")
     *sides, label_field, uid_field = names
     advice = "; name the fields with premise=, hypothesis= and label=, which is None for pairs without labels"
     label = _label(field(row, label_field, object, advice), labels) if label_field else None
@@ -204,10 +199,8 @@ def read_texts(texts: str | Path | Iterable[str], parser: Parser | None = None, 
     read = functools.partial(_read_text, parser=parser or _without_structure, language=language_code(language))
     if isinstance(texts, str | Path):
         return file_corpus(texts, text_lines, read)
-    name = type(texts).__name__
-    if not isinstance(texts, Collection) or hasattr(texts, "columns"):
-        raise TypeError(f"texts must be a file, a list of texts or a column, frame['text'], got a {name}")
-    return Corpus(name, functools.partial(enumerate, texts, 1), read)
+    check_rows("texts", texts, "make a list of an iterator, or take a column, frame['text']")
+    return Corpus(type(texts).__name__, functools.partial(enumerate, texts, 1), read)
 
 
 def _read_text(text: Any, where: str, parser: Parser, language: str) -> Sentence | Dropped:
@@ -215,7 +208,7 @@ def _read_text(text: Any, where: str, parser: Parser, language: str) -> Sentence
 
 
 def parsed(parser: Parser, texts: Sequence[str], language: str) -> list[Sentence]:
-    """Return the sentence that a parser makes of each text, in the language given where the parser names none."""
+    """Return the sentence that a parser makes of each text, in this language where the parser names none."""
     sentences = list(parser(texts))
     if len(sentences) != len(texts) or not all(isinstance(sentence, Sentence) for sentence in sentences):
         raise ValueError(f"parser must return one Sentence per text, returned {brief(sentences)} for {len(texts)}")
@@ -237,10 +230,10 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
-    named = {form: name for i, name in enumerate(names or ()) for form in (str(i), f"{i}.0")}
-    if text not in named:
+    number = pd.to_numeric(text, errors="coerce")  # of "01" and "1.0" too
+    if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
-    return named[text]
+    return names[int(number)]
 
 
 def are_names_in_order(value: Any) -> bool:
@@ -286,6 +279,6 @@ def plain_sentence(text: str, language: str = "", uid: str = "") -> Sentence:
         ('他来了', '。')
     """
     pattern_text = text if text.isascii() else "".join(_MARK if is_mark(c) else c for c in text)
-    found = align([text[match.start() : match.end()] for match in _WORD.finditer(pattern_text)], text)
-    words, spaces = found or ((), ())
+    aligned = align([text[match.start() : match.end()] for match in _WORD.finditer(pattern_text)], text)
+    words, spaces = aligned or ((), ())
     return Sentence(words, spaces, uid=uid, language=language, source="plain text")

@@ -91,7 +91,7 @@ class StanzaParser:
         default = "tokenize,mwt,pos,lemma,depparse" + (",constituency" if self.language == "en" else "")
         options = {"tokenize_no_ssplit": True, "download_method": None, "verbose": False}
         pipeline = _pipeline("stanza", self.language, processors=self.processors or default, **options)
-        # texts are parsed one at a time: without sentence splitting, stanza separates joined texts at blank lines only
+        # Texts are parsed one at a time: without sentence splitting, stanza separates joined texts at blank lines only.
         return [self._sentence(pipeline(" ".join(text.split()))) for text in texts]
 
     def _sentence(self, doc: Any) -> Sentence:

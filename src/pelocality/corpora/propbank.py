@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pelocality.corpora._records import Record, text_lines
 from pelocality.corpora.constituents import parse_bracketed
-from pelocality.corpora.corpus import Corpus, file_corpus
+from pelocality.corpora.corpus import Corpus, check_rows, file_corpus
 from pelocality.corpora.sentence import Argument, Dropped, Frame, Sentence, language_code
 
 Rows = list[list[str]]  # the cells of each word of a sentence
@@ -65,14 +65,13 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
         ...     [(s.text, s.frames[0].arguments[0]) for s in read_propbank(file, words)]
         [('Dogs chase cats', Argument(role='ARG0', start=0, end=1))]
     """
-    if words is not None and (not isinstance(words, Iterable) or iter(words) is iter(words)):
-        raise TypeError(f"words must be a corpus or a list of sentences, got {type(words).__name__}")
-    return file_corpus(
-        path, functools.partial(_blocks, words=words), functools.partial(_read_block, language=language_code(language))
-    )
+    if words is not None:
+        check_rows("words", words, "give a corpus or a list of sentences")
+    blocks = functools.partial(_sentence_blocks, words=words)
+    return file_corpus(path, blocks, functools.partial(_read_block, language=language_code(language)))
 
 
-def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
+def _sentence_blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     """Yield the number of the first line of each sentence, and the sentence."""
     lines: list[int] = []
     blocks: list[_Block] = []
@@ -87,21 +86,21 @@ def _blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     if words is None:
         yield from zip(lines, blocks, strict=True)
         return
-    found = _aligned(words, [block.rows for block in blocks])
-    for line, block, sentence in zip(lines, blocks, found, strict=True):
+    aligned = _aligned(words, [block.rows for block in blocks])
+    for line, block, sentence in zip(lines, blocks, aligned, strict=True):
         yield line, block._replace(words=sentence or Sentence(()))
 
 
 def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence | None]:
-    """Return the words of each sentence, None where they are not found: whole sentences first, then words in a row."""
+    """Return the words of each sentence, None where they match none: whole sentences first, then words in a row."""
     ours = list(words)
     tags = [_penn_tags(sentence) for sentence in ours]
     theirs = [tuple(row[_TAG] if len(row) > _TAG else "" for row in rows) for rows in sentences]
-    found: list[Sentence | None] = [None] * len(sentences)
+    aligned: list[Sentence | None] = [None] * len(sentences)
     for other, place in _matched_places(tags, theirs).items():
         if len(tags[place]) == len(theirs[other]):
-            found[other] = ours[place]
-    if None in found:
+            aligned[other] = ours[place]
+    if None in aligned:
         forms = [form for sentence in ours for form in sentence.words]
         edges = {0, *itertools.accumulate(map(len, tags))}
         places = _matched_places([*itertools.chain(*tags)], [*itertools.chain(*theirs)])
@@ -113,9 +112,9 @@ def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence 
             whole = [places.get(place) for place in range(first, last)] == [*range(start, end)]
             # One of the two may divide a word at an edge ("single-crystal"): then the neighbours are not aligned.
             left = start in edges or places.get(first - 1) == start - 1
-            if found[number] is None and whole and left and (end in edges or places.get(last) == end):
-                found[number] = Sentence(tuple(forms[start:end]))
-    return found
+            if aligned[number] is None and whole and left and (end in edges or places.get(last) == end):
+                aligned[number] = Sentence(tuple(forms[start:end]))
+    return aligned
 
 
 def _penn_tags(sentence: Sentence) -> tuple[str, ...]:
@@ -162,18 +161,18 @@ def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
     sentence = of_treebank or Sentence(leaves)
     return replace(
         sentence,
-        # spaces that were guessed are guessed again, from the tags of this tree
+        # Spaces that were guessed are guessed again, from the tags of this tree.
         spaces=() if sentence.spacing == "rule" else sentence.spaces,
         spacing="corpus",
         uid=sentence.uid or where,
         language=sentence.language or language,
         constituents=constituents,
-        frames=tuple(_frame(k, column, rows, f"gold frames of {where}") for k, column in enumerate(cells)),
+        frames=tuple(_frame_of_column(k, column, rows, f"gold frames of {where}") for k, column in enumerate(cells)),
         source=sentence.source or where,
     )
 
 
-def _frame(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Frame:
+def _frame_of_column(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Frame:
     """Return the frame of a column such as ``(ARG0*``, ``*)``, ``(V*)``, the first of which is number 0."""
     spans: list[Argument] = []
     opened: list[tuple[str, int]] = []

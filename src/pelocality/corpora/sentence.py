@@ -64,7 +64,7 @@ class Constituents:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
-        # only ASCII white space ends a word, as in `parse_bracketed`
+        # Only ASCII white space ends a word, as in `parse_bracketed`.
         return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=r"(?a:[^\s()])+")
 
 
@@ -95,12 +95,12 @@ class Dependencies:
 
     def __post_init__(self) -> None:
         n = len(self.heads)
-        for word, head in enumerate(self.heads, 1):
-            if head not in range(n + 1):
-                raise ValueError(f"the head of word {word} must be a whole number in 0..{n}, got {head}")
-        rooted = {word for root, head in enumerate(self.heads) if head == 0 for word in self.subtree(root)}
-        for word in sorted(set(range(n)) - rooted):
-            raise ValueError(f"words must lead to a root, word {word + 1} does not, its head is {self.heads[word]}")
+        lost = [word for word, head in enumerate(self.heads) if head not in range(n + 1)]
+        roots = [] if lost else [word for word, head in enumerate(self.heads) if head == 0]
+        lost = lost or sorted(set(range(n)).difference(*map(self.subtree, roots)))
+        if lost:
+            rule = f"heads must be whole numbers in 0..{n} from which every word leads to a root"
+            raise ValueError(f"{rule}; the head of word {lost[0] + 1} is {self.heads[lost[0]]}")
 
     @functools.cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
@@ -120,10 +120,10 @@ class Dependencies:
         Returns:
             These words, counted from 0.
         """
-        found = [word]
-        for each in found:  # the list grows during the loop
-            found += self.children[each]
-        return set(found)
+        words = [word]
+        for each in words:  # the list grows during the loop
+            words += self.children[each]
+        return set(words)
 
 
 class Argument(NamedTuple):
@@ -190,9 +190,9 @@ class Sentence:
         spacing: The source of the spaces, ``"corpus"`` or ``"rule"``.
 
     Raises:
-        TypeError: ``words`` is a string.
-        ValueError: A word is no text or empty, a layer does not fit the words, ``spaces`` holds more than white space,
-            or ``language`` is not an ISO code.
+        TypeError: Labels of a constituent are a string.
+        ValueError: ``words`` is a string, a word is no text or empty, a layer does not fit the words, or ``language``
+            is not an ISO code.
 
     Examples:
         >>> s = Sentence(("Dogs", "do", "n't", "bark", "."), language="en")
@@ -213,12 +213,11 @@ class Sentence:
 
     def __post_init__(self) -> None:
         words: Any = self.words
-        if isinstance(words, str):
-            raise TypeError(f"words must be a list of words, got the text {words!r}; plain_sentence splits it")
+        if isinstance(words, str) or not all(isinstance(word, str) and word for word in words):
+            advice = "plain_sentence splits a text"
+            raise ValueError(f"words must be a list of words that are not empty, got {words!r}; {advice}")
         object.__setattr__(self, "words", tuple(words))
         object.__setattr__(self, "language", language_code(self.language))
-        if not all(isinstance(word, str) and word for word in self.words):
-            raise ValueError(f"words must be texts that are not empty, sentence {self.uid!r} has {self.words}")
         self._check_layers()
         if not self.spaces:  # the rules use the tags, whose number was checked above
             object.__setattr__(self, "spaces", spaces_by_rule(self.words, self._tags))
@@ -235,8 +234,6 @@ class Sentence:
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
-        if "".join(self.spaces).strip():
-            raise ValueError(f"spaces must be the white space after each word, got {self.spaces!r} in {self.uid!r}")
         check_apart(self.multiword_tokens)
         phrases = self.constituents.spans if self.constituents else ()
         if any(isinstance(phrase.labels, str) for phrase in phrases):
@@ -266,15 +263,15 @@ class Sentence:
         moved = [not is_punctuation(word) for word in self.words]
         for i in possessives(self.words, self._tags):
             moved[i] = i > 0 and not self.spaces[i - 1]
-        found = []
+        tokens = []
         for start, end in itertools.pairwise([0, *inner, len(self.words)]):
             while start < end and start not in bound and not moved[start]:
                 start += 1
             while start < end and end - 2 not in bound and not moved[end - 1]:
                 end -= 1
             if start < end:
-                found.append((start, end))
-        return tuple(found)
+                tokens.append((start, end))
+        return tuple(tokens)
 
     def surface(self, start: int, end: int) -> str:
         """Return some words as they are in the text.
@@ -369,9 +366,6 @@ class Pair:
         label: Name of the label, None where unknown.
         uid: A name that is unique in the corpus; rows made of the pair carry it.
         source: File and line, or another name of the origin.
-
-    Raises:
-        TypeError: A side is not a sentence.
     """
 
     premise: Sentence
@@ -379,7 +373,3 @@ class Pair:
     label: str | None = None
     uid: str = ""
     source: str = ""
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.premise, Sentence) and isinstance(self.hypothesis, Sentence)):
-            raise TypeError("premise and hypothesis must be sentences; read_pairs makes pairs of texts")

@@ -134,13 +134,13 @@ def _quote_sides(tokens: Sequence[str], tags: Sequence[str] | None) -> dict[int,
     for i, token in enumerate(tokens):
         if token not in _SIDES and token not in ('"', "'", "’"):
             continue
-        kind, tag = "'" if token in _SINGLE else '"', tags[i] if tags else ""
+        quote, tag = "'" if token in _SINGLE else '"', tags[i] if tags else ""
         opening = _SIDES.get(token, {"``": True, "''": False}.get(tag))
         if opening is None:
-            if kind == "'" and (tag == "POS" or (not unclosed[kind] and i and tokens[i - 1][-1] in "sSzZxX")):
+            if quote == "'" and (tag == "POS" or (not unclosed[quote] and i and tokens[i - 1][-1] in "sSzZxX")):
                 continue  # an apostrophe: the dogs' bowl
-            opening = not unclosed[kind]
-        opens[i] = unclosed[kind] = opening
+            opening = not unclosed[quote]
+        opens[i] = unclosed[quote] = opening
     return opens
 
 

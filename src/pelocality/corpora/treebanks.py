@@ -62,16 +62,14 @@ def _bracketed_records(path: Path) -> Iterator[Record]:
             if depth == 0:
                 if not part.strip():
                     continue
-                if part != "(":
-                    raise ValueError(f"{path}:{number}: expected a tree to open with '(', got {part.strip()[:40]!r}")
                 opened += 1
                 place, tree = (number if opened == 1 else f"{number}.{opened}"), ""
             tree += part
             depth += (part == "(") - (part == ")")
             if depth == 0:
                 yield place, tree
-    if depth:  # which is refused where it is read
-        yield place, tree
+    if depth:
+        yield place, tree  # which is refused where it is read, as is text outside of brackets
 
 
 def _read_bracketed(bracketed: str, where: str, language: str) -> Sentence | Dropped:
@@ -114,7 +112,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
         [('de', ('an', 'dem', 'See', '.'), 'am See.')]
     """
     if language is None:
-        # other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu"
+        # Other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu".
         prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
         language = prefix[1] if prefix else ""
         if not language:
@@ -137,7 +135,7 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
     forms = tuple(word["form"] for word in words)
     upos = tuple(word["upos"] or "_" for word in words)
-    # a text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence
+    # A text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence.
     if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
         advice = "get its text as the README of the treebank says"
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
@@ -193,15 +191,15 @@ def _spaces(
     surface: list[tuple[int, int, str]], words: list[Any], ranges: list[Any], text: str | None
 ) -> tuple[str, ...] | None:
     """Return the white space after each word; None where the words are not those of the text."""
-    found = align([form for _, _, form in surface], text or "")
-    if text and found is None:
+    aligned = align([form for _, _, form in surface], text or "")
+    if text and aligned is None:
         return None
     of_range = {token["id"][0] - 1: token for token in ranges}
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(surface):
         misc = of_range.get(first, words[first])["misc"] or {}
         # "# text" has the exact white space, SpaceAfter only whether there is any
-        spaces[last - 1] = found[1][k] if found else "" if misc.get("SpaceAfter") == "No" else " "
+        spaces[last - 1] = aligned[1][k] if aligned else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
     return tuple(spaces)
 
@@ -245,10 +243,10 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     words, constituents = _frames_tree(field(row, "tree"), tokens, where)
     spaces: tuple[str, ...] = ()
     if row.get("text") is not None:
-        found = align(words, field(row, "text"))
-        if found is None:
+        aligned = align(words, field(row, "text"))
+        if aligned is None:
             return Dropped("text and words disagree")
-        words, spaces = found
+        words, spaces = aligned
     dependencies = None
     if row.get("head"):
         upos = tuple(row["upos"]) if row.get("upos") else None
@@ -260,7 +258,7 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
         language=language,
         constituents=constituents,
         dependencies=dependencies,
-        frames=tuple(_frame(frame, where) for frame in field(row, "frames", list)),
+        frames=tuple(_frame_of_fields(frame, where) for frame in field(row, "frames", list)),
         source=where,
     )
 
@@ -279,7 +277,7 @@ def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple
     return tokens, None
 
 
-def _frame(frame: Any, where: str) -> Frame:
+def _frame_of_fields(frame: Any, where: str) -> Frame:
     frame = {"roleset": frame.get("r"), "args": frame.get("a"), **frame}
     roleset = field(frame, "roleset")
     arguments = [Argument(*argument) for argument in field(frame, "args", list)]

@@ -1,6 +1,6 @@
 """Columns of an evaluation: those taken from a dataset, and numbers for each of their values."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import datasets
@@ -15,15 +15,8 @@ def scalar_columns(
     if taken:
         raise ValueError(f"{argument} has a column {taken[0]!r}, a name that the result uses; rename the column")
     scalar = datasets.Value | datasets.ClassLabel
-    names = [name for name, kind in dataset.features.items() if isinstance(kind, scalar) and name not in excluded]
+    names = [name for name, feature in dataset.features.items() if isinstance(feature, scalar) and name not in excluded]
     return pd.DataFrame(dataset.select_columns(names).with_format(None)[:], index=range(len(dataset)))
-
-
-def check_texts(what: str, texts: Iterable[Any]) -> None:
-    """Refuse texts that are not strings, such as an empty text of a CSV file."""
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"the {what} must be strings, got {text!r}; remove such rows")
 
 
 def joined_groups(names: Sequence[Any], texts: Sequence[Hashable]) -> list[Any]:

@@ -15,14 +15,12 @@ _PLACEHOLDER = re.compile(r"label[ _]?\d+", re.IGNORECASE)
 
 
 def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
-    """Return the normalised names of a model's classes in the order of its logits, given or from its config."""
+    """Return the normalised names of a model's classes in the order of its logits, the caller's or of its config."""
     configured = [str(config.id2label[i]) for i in range(config.num_labels)]
-    if len(configured) < 2:
-        raise ValueError(f"model must have at least 2 classes, got {configured}; its head may be one for regression")
-    if label_names is None and any(_PLACEHOLDER.fullmatch(name) for name in configured):
+    if len(configured) < 2 or (label_names is None and any(map(_PLACEHOLDER.fullmatch, configured))):
         advice = "pass label_names= in their order, or load the model with AutoModelForSequenceClassification"
-        raise ValueError(f"the model's classes {configured} have no names; {advice}")
-    names = given_names(configured if label_names is None else label_names)
+        raise ValueError(f"model must have at least 2 classes with names, got {configured}; {advice}")
+    names = different_names(configured if label_names is None else label_names)
     if len(names) != len(configured):
         raise ValueError(f"label_names must name the model's {len(configured)} classes, got {len(names)}: {names}")
     expected = [normalised_label(name) for name in configured]
@@ -31,13 +29,12 @@ def class_names(config: Any, label_names: Sequence[str] | None) -> list[str]:
     return names
 
 
-def given_names(label_names: Sequence[str]) -> list[str]:
+def different_names(label_names: Sequence[str]) -> list[str]:
     """Return the normalised names of classes, after refusing all but a list of different names."""
-    if not are_names_in_order(label_names):
-        raise TypeError(f"label_names must be a list of class names in the order of the logits, got {label_names!r}")
-    plain = [normalised_label(name) for name in label_names]
-    if len(set(plain)) < len(plain):
-        raise ValueError(f"class names must differ, got {plain}; pass label_names= that differ, in their order")
+    plain = [normalised_label(name) for name in label_names] if are_names_in_order(label_names) else []
+    if not plain or len(set(plain)) < len(plain):
+        rule = "a list of different class names in the order of the logits"
+        raise ValueError(f"label_names must be {rule}, got {label_names!r}")
     return plain
 
 

@@ -37,7 +37,7 @@ class Classifier:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:
             count("max_length", max_length, least=tokenizer.num_special_tokens_to_add(pair=True) + 2)
-        # the tokenizer's limit is the number of positions that the model was trained with
+        # The tokenizer's limit is the number of positions that the model was trained with.
         trained = None if self.sequence_model.positions_disabled else tokenizer.model_max_length
         limits = [limit for limit in (max_length, trained, self.sequence_model.longest) if limit]
         self.limit = min(limits, default=sys.maxsize)
@@ -71,12 +71,11 @@ class Classifier:
         self.sequence_model.check_ids(inputs["input_ids"])
         outputs = self.model(**{name: tensor.to(self.sequence_model.device) for name, tensor in inputs.items()})
         logits: torch.Tensor | None = getattr(outputs, "logits", None)
-        wanted = (len(inputs["input_ids"]), len(self.classes))
-        if logits is None or logits.shape != wanted:
+        shape = (len(inputs["input_ids"]), len(self.classes))
+        if logits is None or logits.shape != shape:
             name = type(self.sequence_model.with_head).__name__
-            raise ValueError(f"{name} must return logits {wanted}, as AutoModelForSequenceClassification does")
-        if not logits.amax(-1).isfinite().all():  # a class that cannot be predicted may have -inf
-            raise ValueError("model returned logits that are NaN or infinite; check its weights and precision")
+            raise ValueError(f"{name} must return logits {shape}, as AutoModelForSequenceClassification does")
+        _check_finite(logits.amax(-1).cpu().double().numpy())
         return logits.cpu()
 
 
@@ -85,31 +84,34 @@ class CallableClassifier:
 
     def __init__(self, function: Callable[..., Any], label_names: Sequence[str] | None, probe_labels: set[str]) -> None:
         self.function = function
-        self.classes = None if label_names is None else _labels.given_names(label_names)
+        self.classes = None if label_names is None else _labels.different_names(label_names)
         names = {_labels.ENTAILMENT, NOT_ENTAILMENT, *_labels.OTHERS}
-        # no known names without labels: then every name is accepted
+        # Without labels there are no names, and every name is accepted.
         self.names = set(self.classes or (names if probe_labels and probe_labels <= names else probe_labels))
         self.truncated: set[Texts] = set()
 
     def __call__(self, texts: Sequence[Texts]) -> list[Prediction]:
         """Return the class of each text, in order; the probability is unknown."""
         returned = self.function(*(list(column) for column in zip(*texts, strict=True)))
-        advice = "of a data frame return .to_numpy(), of a pipeline [result['label'] for result in results]"
-        wanted = f"model must return {len(texts)} label names, or scores, whose classes are the label_names="
-        wanted += f" ({self.classes}), got {brief(returned)}; {advice}"
-        # iterating over a table would give the names of columns
+        # Iterating over a table would give the names of columns.
         is_table = isinstance(returned, Mapping) or hasattr(returned, "iterrows")
-        if is_table or not hasattr(returned, "__len__") or len(returned) != len(texts):
-            raise ValueError(wanted)
-        if all(isinstance(name, str) for name in returned):
+        one_each = not is_table and hasattr(returned, "__len__") and len(returned) == len(texts)
+        if one_each and all(isinstance(name, str) for name in returned):
             names = [normalised_label(name) for name in returned]
             unknown = set(names) - self.names if self.names else set()
             if unknown:
                 raise ValueError(f"model predicted {unknown}, not among {sorted(self.names)}; pass label_names=")
             return [(name, float("nan")) for name in names]
-        scores = array_of(returned)
+        scores = array_of(returned) if one_each else np.empty(0)
         if self.classes is None or scores.shape != (len(texts), len(self.classes)):
-            raise ValueError(wanted)
-        if not np.isfinite(scores.max(1)).all():
-            raise ValueError("model returned scores that are NaN or infinite; check its weights and precision")
+            rule = f"{len(texts)} label names, or scores, whose classes are the label_names= ({self.classes})"
+            advice = "of a data frame return .to_numpy(), of a pipeline [result['label'] for result in results]"
+            raise ValueError(f"model must return {rule}, got {brief(returned)}; {advice}")
+        _check_finite(scores.max(1))
         return [(self.classes[row.argmax()], float("nan")) for row in scores]
+
+
+def _check_finite(largest: np.ndarray) -> None:
+    """Refuse logits whose largest is not finite; a class that cannot be predicted may have -inf."""
+    if not np.isfinite(largest).all():
+        raise ValueError("model returned logits that are NaN or infinite; check its weights and precision")

@@ -16,7 +16,7 @@ from pelocality._checks import check_dataset, count
 from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded, without_ddp
 from pelocality.corpora.pairs import MISSING_LABELS, normalised_label
 from pelocality.evaluation._callables import check_callable, name_of
-from pelocality.evaluation._columns import check_texts, joined_groups, scalar_columns
+from pelocality.evaluation._columns import joined_groups, scalar_columns
 from pelocality.evaluation._labels import check_match, is_correct
 from pelocality.evaluation._predict import CallableClassifier, Classifier, Prediction
 from pelocality.evaluation.result import Evaluation
@@ -111,7 +111,7 @@ def evaluate(
     for prefix, predictions in zip(_VERSIONS, _predictions(classifier, probe, texts, progress), strict=True):
         frame[f"{prefix}prediction"], frame[f"{prefix}probability"] = zip(*predictions, strict=True)
         both = zip(frame[f"{prefix}label"], frame[f"{prefix}prediction"], strict=True)
-        frame[f"{prefix}correct"] = [None if label is None else is_correct(label, found) for label, found in both]
+        frame[f"{prefix}correct"] = [None if label is None else is_correct(label, name) for label, name in both]
     frame["agrees"] = frame["prediction"] == frame["original_prediction"]
     truncated = sum(gathered([len(classifier.truncated)]))
     if truncated:
@@ -123,12 +123,10 @@ def evaluate(
 def _text_columns(probe: Any) -> tuple[str, ...]:
     """Return the columns of the perturbed texts, after checking that these and the originals exist."""
     check_dataset("probe", probe)
-    if "sentence_good" in probe.column_names:
-        raise ValueError("probe holds minimal pairs, which have no labels; use evaluate_minimal_pairs")
     texts = _TEXTS[0] if "premise" in probe.column_names else _TEXTS[1]
     missing = {f"{prefix}{name}" for prefix in _VERSIONS for name in texts} - set(probe.column_names)
     if missing or not len(probe):
-        advice = "probe_info(probe).dropped has the reasons of an empty probe"
+        advice = "evaluate_minimal_pairs takes pairs, and probe_info(probe).dropped says why a probe is empty"
         raise ValueError(f"probe must have texts and originals, got {len(probe)} rows, no {sorted(missing)}; {advice}")
     return texts
 
@@ -146,7 +144,7 @@ def _examples(probe: datasets.Dataset, texts: Sequence[str], groups: str | None)
         rule = "probe.filter(lambda row: not {None, -1, '-', ''} & {row['label'], row['original_label']})"
         raise ValueError(f"probe has {missing.any(axis=1).sum()} rows without a label; remove them: {rule}")
     originals = list(zip(*(probe.with_format(None)[f"original_{name}"] for name in texts), strict=True))
-    # equal in every probe; the same uid may denote another text in another corpus
+    # The digest is equal in every probe; the same uid may denote another text in another corpus
     pairs = zip(originals, frame["original_label"], strict=True)
     joined = ("\0".join((*sides, label or "")) for sides, label in pairs)
     frame["original"] = [hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for text in joined]
@@ -178,10 +176,9 @@ def _predictions(
     columns = probe.with_format(None)
     versions = [list(zip(*(columns[f"{prefix}{name}"] for name in texts), strict=True)) for prefix in _VERSIONS]
     unique = list(dict.fromkeys(itertools.chain(*versions)))
-    check_texts("texts of the probe", itertools.chain(*unique))
     part, predictions = part_of_process(unique), []
     with failing_together():
         for start in tqdm(range(0, len(part), _CHUNK), desc="evaluate", delay=3, disable=not progress):
             predictions += classifier(part[start : start + _CHUNK])
-    found = dict(zip(unique, gathered(predictions, len(unique)), strict=True))
-    return [[found[text] for text in version] for version in versions]
+    by_text = dict(zip(unique, gathered(predictions, len(unique)), strict=True))
+    return [[by_text[text] for text in version] for version in versions]

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_choice, check_tokenizer, count, flag, on_float64_device
+from pelocality._checks import check_choice, check_several, check_tokenizer, count, flag, on_float64_device
 from pelocality.models._restore import hooked
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, equal_but_for_rounding, largest_difference
 
@@ -162,27 +162,27 @@ def _log_likelihood(
     the ids of a text of several tokens.
     """
     total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
-    known = SequenceModel(model)
-    known.check_length(max(lengths, default=1))
+    subject = SequenceModel(model)
+    subject.check_length(max(lengths, default=1))
     bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
     checked = False
     one_by_one: bool | None = None
-    with bar, known.inference():
+    with bar, subject.inference():
         for chosen in batches_of_equal_length(lengths, batch_size):
             batch = [row_of(index) for index in chosen]
             ids = batch[0][1]
             if len(ids) > 1 and not checked:
-                check(known, tokenizer, ids)
+                check(subject, tokenizer, ids)
                 checked = True
             single = len(ids) > 1 and all(len(places) == 1 for *_, places, _ in batch)
             if single and one_by_one is None:
-                one_by_one = _predicts_one_by_one(known, tokenizer, ids)
+                one_by_one = _predicts_one_by_one(subject, tokenizer, ids)
             at = [places[0] for *_, places, _ in batch] if single and one_by_one else None
-            logits = logits_of(known, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
+            logits = logits_of(subject, tokenizer, [ids for _, ids, *_ in batch], at)  # (batch, n or 1, vocabulary)
             for (number, _, places, targets), row in zip(batch, logits, strict=True):
                 scores = on_float64_device(row[places] if at is None else row).double()
-                wanted = torch.tensor(targets, dtype=torch.long, device=scores.device)
-                total[number] -= nn.functional.cross_entropy(scores, wanted, reduction="sum").cpu()
+                following = torch.tensor(targets, dtype=torch.long, device=scores.device)
+                total[number] -= nn.functional.cross_entropy(scores, following, reduction="sum").cpu()
                 tokens[number] += len(places)
             bar.update(len(batch))
     total[tokens == 0] = torch.nan
@@ -216,8 +216,8 @@ def logits_of(
         logits: Tensor | None = getattr(model.given(input_ids=inputs, attention_mask=mask, **more), "logits", None)
     tokens = model.vocabulary if tokenizer is None else len(tokenizer)
     if logits is None or logits.ndim != 3 or logits.shape[-1] < tokens:
-        wanted = f"the {'model' if tokenizer is None else 'tokenizer'}'s {tokens} tokens, as {LOADERS} does"
-        raise ValueError(f"model must predict {wanted}, got {type(model.with_head).__name__}")
+        vocabulary = f"the {'model' if tokenizer is None else 'tokenizer'}'s {tokens} tokens, as {LOADERS} does"
+        raise ValueError(f"model must predict {vocabulary}, got {type(model.with_head).__name__}")
     return logits if places is None or logits.shape[1] == 1 else logits[rows, places][:, None]
 
 
@@ -267,9 +267,9 @@ def has_head(model: Any, auto_class: Mapping[str, Any]) -> bool:
 
 def refuse_two_texts(model: Any) -> None:
     """Refuse a model that reads a text and writes another, such as T5, unless it has a masked model's head."""
-    known = SequenceModel(model)
-    if known.reads("decoder_input_ids", with_head=True) and not has_head(model, MASKED):
-        name = type(known.with_head).__name__
+    whole = SequenceModel(model)
+    if whole.reads("decoder_input_ids", with_head=True) and not has_head(model, MASKED):
+        name = type(whole.with_head).__name__
         raise ValueError(f"{name} has an encoder and a decoder, for which no score is defined")
 
 
@@ -279,6 +279,5 @@ def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, b
     check_tokenizer(tokenizer)
     check_choice("reduction", reduction, ("sum", "mean"))
     count("batch_size", batch_size)
-    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
-        raise TypeError(f"sentences must be a list of texts, got {type(sentences).__name__}; put one text in a list")
+    check_several("sentences", sentences)
     return list(sentences)

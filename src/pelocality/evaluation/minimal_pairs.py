@@ -19,7 +19,7 @@ from pelocality._checks import check_dataset, count
 from pelocality._display import DisplayMixin
 from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded, without_ddp
 from pelocality.evaluation._callables import array_of, check_callable, name_of
-from pelocality.evaluation._columns import by_columns, check_texts, in_groups, scalar_columns
+from pelocality.evaluation._columns import by_columns, in_groups, scalar_columns
 from pelocality.evaluation.likelihood import LOADERS, has_head, log_likelihood, pseudo_log_likelihood, refuse_two_texts
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.statistics import Estimate, proportion_over_groups
@@ -130,7 +130,7 @@ def evaluate_minimal_pairs(
         A `MinimalPairEvaluation`, with ``accuracy`` in [0, 1]; 0.5 is chance.
 
     Raises:
-        TypeError: Pairs that are not a ``datasets.Dataset`` or hold no texts, or a model that is neither.
+        TypeError: Pairs that are not a ``datasets.Dataset``, or a model that is neither.
         ValueError: A dataset without pairs, or with a column whose name the result uses; scores that are NaN, or a
             wrong number of scores; or a model whose head fits no score.
 
@@ -143,13 +143,12 @@ def evaluate_minimal_pairs(
     count("batch_size", batch_size)
     check_dataset("pairs", pairs)
     if not len(pairs) or not {"sentence_good", "sentence_bad"} <= set(pairs.column_names):
-        given = f"{len(pairs)} rows of {pairs.column_names}; call minimal_pairs(probe) of a probe"
-        raise ValueError(f"pairs must have sentence_good and sentence_bad, got {given}")
+        got = f"{len(pairs)} rows of {pairs.column_names}; call minimal_pairs(probe) of a probe"
+        raise ValueError(f"pairs must have sentence_good and sentence_bad, got {got}")
     frame = scalar_columns(pairs, "pairs", ("sentence_good", "sentence_bad", "provenance"), _ADDED)
     columns = pairs.with_format(None)
     good, bad = list(columns["sentence_good"]), list(columns["sentence_bad"])
     unique = list(dict.fromkeys([*good, *bad]))
-    check_texts("sentences of pairs", unique)
     part = part_of_process(unique)
     with failing_together():
         some = part or unique[:1]  # a callable may not take an empty list
@@ -172,18 +171,17 @@ def _scores(
         inner = getattr(function, "func", function)  # a functools.partial keeps its own keywords
         settings: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
         settings = settings | getattr(function, "keywords", {}) if inner in _SCORES else {}
-        name, found = name_of(inner), function(model, tokenizer, texts, **settings)
+        name, scores = name_of(inner), function(model, tokenizer, texts, **settings)
     else:
         check_callable(model, LOADERS)
         if score is not None:
             raise TypeError("score is for transformers models; pass a callable without score=")
-        name, found = name_of(model), model(texts)
-    values = array_of(found)
-    if values.shape != (len(texts),):
-        raise ValueError(f"the score must give one number for each of {len(texts)} texts, got {brief(found)}")
-    if np.isnan(values).any():
-        text = texts[int(np.isnan(values).argmax())]
-        raise ValueError(f"the score must be a number, got NaN for {text!r}; remove such pairs")
+        name, scores = name_of(model), model(texts)
+    values = array_of(scores)
+    if values.shape != (len(texts),) or np.isnan(values).any():
+        without = [text for text, value in zip(texts, values.flat, strict=False) if value != value]
+        rule = f"one number for each of {len(texts)} texts, got {brief(scores)}"
+        raise ValueError(f"the score must give {rule}, NaN for {brief(without)}; remove such pairs")
     return name, values.astype(float).tolist()  # numpy does not subtract booleans
 
 

@@ -74,8 +74,8 @@ class NeedleEvaluation(DisplayMixin):
         """
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:
-            found = proportion_over_groups(rows["correct"], rows["uid"], confidence).columns("accuracy", ends="")
-            return {"n": len(rows)} | found | {"margin": rows["margin"].mean()}
+            share = proportion_over_groups(rows["correct"], rows["uid"], confidence).columns("accuracy", ends="")
+            return {"n": len(rows)} | share | {"margin": rows["margin"].mean()}
 
         return by_columns(self.examples, columns, numbers)
 
@@ -110,15 +110,15 @@ class NeedleEvaluation(DisplayMixin):
             KeyError: An unknown column.
             ValueError: Other items, or a confidence outside (0, 1).
         """
-        # a table that was saved without "item" is compared without
+        # A table that was saved without "item" is compared without.
         same = [name for name in (*_CELL, "uid", "label", "item") if name in self.examples and name in other.examples]
         if not self.examples[same].equals(other.examples[same]):
             raise ValueError("other must be an evaluation of the same items in the same order")
         gain = self.examples["correct"].astype(int) - other.examples["correct"].astype(int)
 
         def numbers(rows: pd.DataFrame) -> dict[str, Any]:
-            found = mean_over_groups(gain[rows.index], rows["uid"], confidence)
-            return {"n": len(rows)} | found.columns("difference", ends="")
+            mean = mean_over_groups(gain[rows.index], rows["uid"], confidence)
+            return {"n": len(rows)} | mean.columns("difference", ends="")
 
         return by_columns(self.examples, columns or _CELL, numbers)
 
@@ -172,14 +172,14 @@ def evaluate_needles(
     frame = scalar_columns(items, "items", ("context", "question", "provenance"), _ADDED)
     model = without_ddp(model)
     if isinstance(model, nn.Module | SequenceModel):
-        known = SequenceModel.of(model)
-        refuse_two_texts(known.given)
+        subject = SequenceModel.of(model)
+        refuse_two_texts(subject.given)
         check_tokenizer(tokenizer)
-        scorer: Scorer = _Likelihood(known, tokenizer)
+        scorer: Scorer = _Likelihood(subject, tokenizer)
     else:
         check_callable(model, LOADERS)
         scorer = model
-    found: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     part = items.with_format(None).select(part_of_process(range(len(items))))
     with failing_together(), torch.no_grad():
         for row in tqdm(part, desc="needles", unit="item", delay=3, disable=not progress):
@@ -193,8 +193,8 @@ def evaluate_needles(
             prediction = int(scores.argmax())
             about = {"correct": prediction == label, "score": right, "margin": right - best_wrong}
             item = zlib.crc32(repr((context, question, answers)).encode())
-            found.append({"prediction": prediction, **about, "item": item})
-    examples = pd.concat([frame, pd.DataFrame(gathered(found, len(items)))], axis=1)
+            predictions.append({"prediction": prediction, **about, "item": item})
+    examples = pd.concat([frame, pd.DataFrame(gathered(predictions, len(items)))], axis=1)
     return NeedleEvaluation(examples, name_of(model), int((examples["margin"] == 0).sum()))
 
 

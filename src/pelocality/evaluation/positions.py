@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import check_tokenizer, count, on_float64_device
+from pelocality._checks import check_several, check_tokenizer, count, on_float64_device
 from pelocality._display import DisplayMixin
 from pelocality._distributed import failing_together, part_of_process, summed, undivided_if_sharded, without_ddp
 from pelocality.evaluation._callables import name_of
@@ -67,8 +67,8 @@ class LossByPosition(DisplayMixin):
         for first, after in zip(firsts, [*firsts[1:], longest + 1], strict=True):
             values = self.losses[:, first - 1 : after - 1]
             means = values[~values[:, -1].isnan()].mean(1)
-            found = mean_over_runs(means, confidence).columns("loss", ends="")
-            rows.append({"first": first, "last": after - 1, "texts": len(means)} | found)
+            loss = mean_over_runs(means, confidence).columns("loss", ends="")
+            rows.append({"first": first, "last": after - 1, "texts": len(means)} | loss)
         return pd.DataFrame(rows, columns=["first", "last", "texts", "loss", "low", "high"])
 
     def _headline(self) -> str:
@@ -130,28 +130,28 @@ def loss_by_position(
     count("batch_size", batch_size)
     if length is not None:
         count("length", length, least=2)
-    known = SequenceModel.of(without_ddp(model))
+    subject = SequenceModel.of(without_ddp(model))
     rows = list(_rows_of_ids(texts, tokenizer))
-    most = length or known.longest or getattr(known.config, "max_position_embeddings", None)
+    most = length or subject.longest or getattr(subject.config, "max_position_embeddings", None)
     cut = sum(len(ids) > most for ids in rows) if most else 0
     rows = [ids[:most] for ids in rows]
     lengths = [len(ids) for ids in rows]
     if max(lengths, default=0) < 2:
         raise ValueError("texts must hold a text of at least two tokens; the first token of a text has no loss")
-    known.check_length(max(lengths))
+    subject.check_length(max(lengths))
     losses = torch.zeros(len(rows), max(lengths) - 1, dtype=torch.float64)
     part = part_of_process(list(batches_of_equal_length(lengths, batch_size)))
     bar = tqdm(total=sum(map(len, part)), desc="loss by position", unit="text", delay=3, disable=not progress)
-    with failing_together() as must_agree, bar, known.inference():
+    with failing_together() as must_agree, bar, subject.inference():
         must_agree += [zlib.crc32(str(ids).encode()) for ids in rows]
-        check_causal(known, tokenizer, next(ids for ids in rows if len(ids) > 1)[:8])
+        check_causal(subject, tokenizer, next(ids for ids in rows if len(ids) > 1)[:8])
         for chosen in part:
             if lengths[chosen[0]] > 1:
                 batch = [rows[index] for index in chosen]
-                found = _losses_of(logits_of(known, tokenizer, batch), batch)
-                if bool(found.isnan().any()):
-                    raise ValueError(f"model gives NaN for text {chosen[int(found.isnan().any(1).int().argmax())]}")
-                losses[chosen, : len(batch[0]) - 1] = found
+                of_batch = _losses_of(logits_of(subject, tokenizer, batch), batch)
+                if bool(of_batch.isnan().any()):
+                    raise ValueError(f"model gives NaN for text {chosen[int(of_batch.isnan().any(1).int().argmax())]}")
+                losses[chosen, : len(batch[0]) - 1] = of_batch
             bar.update(len(chosen))
     losses = summed(losses)
     losses[torch.arange(1, max(lengths)) >= torch.tensor(lengths)[:, None]] = torch.nan
@@ -162,17 +162,16 @@ def _losses_of(logits: Tensor, ids: list[list[int]]) -> Tensor:
     """Return the loss of each token but the first, (batch, n - 1), of logits (batch, n, vocabulary)."""
     targets, parts = torch.tensor(ids)[:, 1:, None], []  # (batch, n - 1, 1)
     for start in range(0, targets.shape[1], _ROWS):
-        wanted = targets[:, start : start + _ROWS]
-        scores = on_float64_device(logits[:, start : start + wanted.shape[1]]).double()
-        right = scores.gather(-1, wanted.to(scores.device)).squeeze(-1)
+        following = targets[:, start : start + _ROWS]
+        scores = on_float64_device(logits[:, start : start + following.shape[1]]).double()
+        right = scores.gather(-1, following.to(scores.device)).squeeze(-1)
         parts.append((scores.logsumexp(-1) - right).cpu())
     return torch.cat(parts, 1)
 
 
 def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
     """Yield the token ids of each text, without padding."""
-    if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) or hasattr(texts, "columns"):
-        raise TypeError(f"texts must be a list of texts or of tokenised batches, got {type(texts).__name__}")
+    check_several("texts", texts)
     for text in texts:
         if isinstance(text, str):
             check_tokenizer(tokenizer)

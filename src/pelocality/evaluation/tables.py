@@ -112,8 +112,7 @@ def paper_table(
         TypeError: No model, a model without evaluations, a value that is not an evaluation with labels, or a
             symmetry, locality or confidence that is not a number.
         ValueError: A model with more runs of one probe than of another, the same name for a probe that changes labels
-            and a probe that keeps labels, an unknown model in ``symmetry`` or ``locality``, or a confidence outside
-            (0, 1).
+            and a probe that keeps labels, or a confidence outside (0, 1).
 
     Examples:
         >>> from pelocality.corpora import read_pairs
@@ -134,18 +133,16 @@ def paper_table(
     rows: list[dict[str, Any]] = []  # "part" orders the columns: metrics, shuffles, swaps
     for column, values in zip(METRICS, (symmetry, locality), strict=True):
         for model, value in (values or {}).items():
-            if model not in models:
-                raise ValueError(f"{column} is given for {model!r}, which is not among {', '.join(models)}")
             percent = 100 * number(f"{column} of {model!r}", value)
             rows.append({"part": 0, "model": model, "column": column, "value": percent, "runs": 1})
     for model, probes in models.items():
-        runs = {name: _evaluations(model, name, found) for name, found in probes.items()}
+        runs = {name: _evaluations(model, name, each) for name, each in probes.items()}
         for part, column in ((1, ORIGINAL), (2, ORIGINAL_SWAPPED)):
-            chosen = {name: found for name, found in runs.items() if found[0].changes_labels == (part == 2)}
+            chosen = {name: each for name, each in runs.items() if each[0].changes_labels == (part == 2)}
             if chosen:
                 rows.append({"part": part, "model": model, "column": column} | _originals(chosen, confidence))
-            for name, found in chosen.items():
-                numbers = _over_runs([run.estimate("difference", confidence) for run in found], confidence, least=-1)
+            for name, each in chosen.items():
+                numbers = _over_runs([run.estimate("difference", confidence) for run in each], confidence, least=-1)
                 rows.append({"part": part, "model": model, "column": name} | numbers)
     columns = sorted(dict.fromkeys((row["part"], row["column"]) for row in rows), key=itemgetter(0))
     names = tuple(name for _, name in columns)
@@ -155,33 +152,35 @@ def paper_table(
     return PaperTable(pd.DataFrame(rows).drop(columns="part"), names)
 
 
-def _evaluations(model: str, name: str, found: Runs) -> list[Evaluation]:
+def _evaluations(model: str, name: str, evaluations: Runs) -> list[Evaluation]:
     """Return the evaluations of one model on one probe, after refusing anything else."""
     if name in (*METRICS, ORIGINAL, ORIGINAL_SWAPPED):
         raise ValueError(f"models[{model!r}] calls a probe {name!r}, a reserved column; choose another name")
-    runs = [*found] if isinstance(found, Iterable) else [found]
+    runs = [*evaluations] if isinstance(evaluations, Iterable) else [evaluations]
     if not runs or not all(isinstance(run, Evaluation) and run.labelled for run in runs):
-        raise TypeError(f"models[{model!r}][{name!r}] must be one or several Evaluations with labels, got {found!r}")
+        raise TypeError(
+            f"models[{model!r}][{name!r}] must be one or several Evaluations with labels, got {evaluations!r}"
+        )
     return runs
 
 
 def _originals(probes: Mapping[str, Sequence[Evaluation]], confidence: float) -> dict[str, float]:
     """Return the accuracy on all originals that any of the probes perturbs, over runs, of which all have as many."""
-    found = []
+    shares = []
     for evaluations in zip(*probes.values(), strict=True):
         originals = pd.concat([each.examples for each in evaluations]).drop_duplicates("original")
         correct = originals["original_correct"].astype(bool)
-        found.append(proportion_over_groups(correct, originals["group"], confidence))
-    return _over_runs(found, confidence, least=0)
+        shares.append(proportion_over_groups(correct, originals["group"], confidence))
+    return _over_runs(shares, confidence, least=0)
 
 
-def _over_runs(found: Sequence[Estimate], confidence: float, least: float) -> dict[str, float]:
+def _over_runs(estimates: Sequence[Estimate], confidence: float, least: float) -> dict[str, float]:
     """Return a single run, or the mean and t interval of several, clipped to the valid range, in percent."""
-    over = found[0]
-    if len(found) > 1:
-        over = mean_over_runs([estimate.value for estimate in found], confidence)
+    over = estimates[0]
+    if len(estimates) > 1:
+        over = mean_over_runs([estimate.value for estimate in estimates], confidence)
         over = Estimate(over.value, max(over.low, least), min(over.high, 1.0))
-    return {name: 100 * number for name, number in over.columns("value", ends="").items()} | {"runs": len(found)}
+    return {name: 100 * number for name, number in over.columns("value", ends="").items()} | {"runs": len(estimates)}
 
 
 def _cell_text(row: Mapping[Any, Any], intervals: bool) -> str:

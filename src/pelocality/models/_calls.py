@@ -17,7 +17,7 @@ def argument_names(module: nn.Module) -> tuple[str, ...]:
         forwards = (each.__dict__.get("forward") for each in type(module).__mro__)
         calls = (inspect.signature(each).parameters.values() for each in forwards if callable(each))
         names = (tuple(each.name for each in call if each.kind not in variable)[1:] for call in calls)
-        # a subclass may take just *args and **kwargs, and pass them on
+        # A subclass may take just *args and **kwargs, and pass them on.
         _NAMES[type(module)] = next(filter(None, names), ())
     return _NAMES[type(module)]
 

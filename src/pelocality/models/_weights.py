@@ -23,7 +23,7 @@ def token_embeddings(base: Any) -> Any:
 def embedding_weight(base: Any) -> Tensor:
     """Return the token embeddings, (vocabulary, d)."""
     weight = token_embeddings(base).weight
-    # a method of torch's quantised modules
+    # It is a method of torch's quantised modules.
     return weight() if callable(weight) else weight  # type: ignore[no-any-return]
 
 

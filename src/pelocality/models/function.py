@@ -30,7 +30,7 @@ class AttentionFunction(SequenceModel):
         name: The name in results.
 
     Raises:
-        TypeError: The function cannot be called, or the vocabulary size is not an integer.
+        TypeError: The vocabulary size is not an integer.
         ValueError: The vocabulary size is not positive.
 
     Examples:
@@ -49,8 +49,6 @@ class AttentionFunction(SequenceModel):
     """The shape of the attention is checked, and recorded attention knows no other ids."""
 
     def __init__(self, function: Callable[[Tensor], Any], vocabulary_size: int, name: str = "") -> None:
-        if not callable(function):
-            raise TypeError(f"function must take token ids and return attention, got {type(function).__name__}")
         self.function, self._repeats = function, False
         module = function if isinstance(function, nn.Module) else nn.Module()
         name = name or getattr(function, "__name__", type(function).__name__)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,34 +54,27 @@ class AttentionLayers:
 
     def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
-        return requested_layers(layers, self.layers, self.depth, f"which have no attention, but {list(self.layers)}")
+        return requested_layers(layers, self.layers, self.depth, "that attend")
 
 
-def requested_layers(
-    layers: Sequence[int] | None, available: Sequence[int], depth: int, otherwise: str
-) -> tuple[int, ...]:
+def requested_layers(layers: Sequence[int] | None, available: Sequence[int], depth: int, which: str) -> tuple[int, ...]:
     """Return the requested layers, counted from the start; all that are available for None.
 
     Args:
         layers: Indices into the model's layers, negative ones from the end.
         available: The layers that can be returned.
         depth: The number of the model's layers.
-        otherwise: The end of the error for layers that are not available, after their list.
+        which: What the available layers do, for the error.
 
     Raises:
         TypeError: ``layers`` is not a list of integers.
         ValueError: No layer, an index out of range, a layer that is not available, or a layer that is named twice.
     """
-    try:
-        numbers = tuple(available if layers is None else (range(depth)[i] for i in layers))
-    except (TypeError, IndexError) as error:
-        wrong = TypeError if isinstance(error, TypeError) else ValueError
-        raise wrong(f"layers must be indices into the model's {depth} layers, such as [0], got {layers!r}") from error
-    missing = sorted(set(numbers) - set(available))
-    if missing or not available:
-        raise ValueError(f"layers holds {missing or [*range(depth)]}, {otherwise}")
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise ValueError(f"layers must name at least one layer, and each once, got {layers}")
+    indices = available if layers is None else map(operator.index, layers)
+    numbers = tuple(i + depth if -depth <= i < 0 else i for i in indices)
+    if not numbers or len(set(numbers)) < len(numbers) or not set(available).issuperset(numbers):
+        choice = f"at least one of {list(available)}, the layers {which}, and each once"
+        raise ValueError(f"layers must name {choice}, got {layers}")
     return numbers
 
 
@@ -115,11 +109,10 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     model.watch(inputs, note, None if model.adds_tokens else length)
     if not seen and ids is not None and length == 1:
         model.watch(inputs, note, 1)
-    if not seen:
-        raise model.unprobed("no attention over all its tokens was seen, by torch's kernel or a softmax times values")
     sizes = sorted({each.weights.shape[-1] for each in seen})
-    if len(sizes) > 1 or sizes[0] < (length or 0):
-        raise model.unprobed(f"it attends over {sizes} positions at a time of {length}: windows, or too short inputs=?")
+    if len(sizes) != 1 or sizes[0] < (length or 0):
+        reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
+        raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; windows, or too short inputs=?")
     column = first_column(model, inputs, [each.values for each in seen], sizes[0])
     weights = seen[0].tokens(column)[0]
     lead = heads_lead(model, inputs, seen[0].weights)
@@ -168,10 +161,7 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
         return 0
     others: list[Tensor | None] = []
     model.watch(_with_another(inputs, slice(None)), lambda attention: others.append(attention.values), length)
-    pairs = list(itertools.zip_longest(values, others))
-    if any(getattr(one, "shape", None) != getattr(other, "shape", None) for one, other in pairs):
-        raise model.unprobed("its attention differs between inputs")
-    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    both = [(one, other) for one, other in zip(values, others, strict=True) if one is not None and other is not None]
     equal = [one.eq(other).movedim(-2, 0).flatten(1).all(1) for one, other in both]
     constant = set.intersection(*({*each.nonzero().flatten().tolist()} for each in equal))
     last = len(equal[0]) - 1
@@ -292,12 +282,12 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
     """
     first, last = (_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1))
     n = weights.shape[-1]
-    if first is not None and last is not None and last < first:
-        raise model.unprobed("it attends over its tokens in another order than that of its input; reverse its input")
-    if n == length:  # logits that do not depend on the tokens, or on several at a time, say nothing
+    span = None if first is None or last is None else last - first
+    if n == length and (span is None or span >= 0):  # logits of no token, or of several at a time, say nothing
         return 0
-    if first is None or last is None or last - first != length - 1:
-        raise model.unprobed(f"it attends over {n} positions for an input of {length}; does inputs= fit the model?")
+    if first is None or span != length - 1:
+        reason = f"it attends over {n} positions for an input of {length}, with its first token at {first}"
+        raise model.unprobed(f"{reason} and its last at {last}; does inputs= fit, or does it reverse its input?")
     return first
 
 

@@ -73,10 +73,9 @@ class SequenceModel:
         content: The function ``inputs``; None for a model that reads token ids.
 
     Raises:
-        TypeError: Something that is not a module, or a module that neither is nor holds a transformers model, without
+        TypeError: Something that is not a module, or a module that neither is nor holds one transformers model, without
             ``inputs`` and ``vocabulary_size``.
-        ValueError: Several transformers models side by side, a transformers model that reads no token ids without
-            ``inputs``.
+        ValueError: A transformers model that reads no token ids, without ``inputs``.
 
     Examples:
         >>> class Own(nn.Module):
@@ -103,8 +102,6 @@ class SequenceModel:
         makes_content = getattr(inputs, "__annotations__", {}).get("return") is Content
         if inputs is not None and (makes_content or not callable(inputs)):
             raise TypeError(f"inputs must be a function such as identical_patches(size) returns, got {inputs!r}")
-        if inputs is not None and vocabulary_size is not None:
-            raise ValueError("inputs and vocabulary_size both say what the model reads; give one of them")
         self.given, self.content, self._name = model, inputs, name
         placed = getattr(inputs, "positions", None) if positions is None else positions
         self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
@@ -198,7 +195,7 @@ class SequenceModel:
             ValueError: The model reads no token ids.
         """
         if self._vocabulary is None and self.content is not None:
-            raise ValueError(f"{self} reads no token ids")
+            raise ValueError(f"{self} reads no token ids, which are needed here; give a batch that it reads")
         return self._vocabulary or len(embedding_weight(self.module))
 
     @property
@@ -231,11 +228,8 @@ class SequenceModel:
         if positions is None:
             return None
         if callable(positions):
-            try:
-                if length not in self._positions_of:
-                    self._positions_of[length] = Positions.of(positions(length))
-            except ValueError as error:
-                raise ValueError(f"the {length} measured tokens have no positions: {error}") from error
+            if length not in self._positions_of:
+                self._positions_of[length] = Positions.of(positions(length))
             positions = self._positions_of[length]
         if positions.shape != (length, length):
             raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured")
@@ -470,11 +464,9 @@ def configurations(module: nn.Module) -> list[Any]:
 
 def _transformer(model: Any, inside: list[Any]) -> Any:
     """Return the bare transformer that reads token ids in a model, of the transformers models inside it."""
-    if len(inside) > 1:
-        raise ValueError(f"model holds {len(inside)} transformers models side by side; pass one of them")
-    if not inside:
+    if len(inside) != 1:
         ways = "model first: of from_pretrained(...), or SequenceModel(module, vocabulary_size=...) or (inputs=...)"
-        got = type(model).__name__
+        got = f"{type(model).__name__} with {len(inside)}"
         raise TypeError(f"model must be a transformers PreTrainedModel or hold one, got {got}; pass the {ways}")
     whole = inside[0]
     base = family_of(whole).base(whole)

@@ -307,11 +307,9 @@ def _by_layer(
     """
     values = {name: axes.attention_of(each, length) for name, each in values.items()}
     columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
-    if metric is None and len(set(columns.values())) > 1:
-        advice = 'choose one for all, such as metric="adjusted_locality"'
-        raise ValueError(f"results would be drawn by different metrics, {columns}; {advice}")
-    if metric is not None and len(columns) < len(values):
-        raise ValueError(f"metric={metric!r} measures attention, but some values are numbers; leave metric out")
+    if len(set(columns.values())) > 1 if metric is None else len(columns) < len(values):
+        advice = 'choose one for all, such as metric="adjusted_locality", or none for numbers'
+        raise ValueError(f"metric must be one that all values have, got {metric!r} and {columns}; {advice}")
     # Results of some models have a number for each sample, and those of others only for the mean.
     ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
     columns = dict.fromkeys(columns, ends.pop()) if ends else columns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pelocality._checks import check_choice, number
+from pelocality._checks import check_choice
 from pelocality.metrics import distance_profile, measure_relative
 from pelocality.metrics._inputs import unwrap
 from pelocality.plots._axes import as_array, attention_of, draw_by_distance, draw_image, figure_and_axes
@@ -102,8 +102,8 @@ def profiles(
 
     Raises:
         ImportError: Matplotlib is missing.
-        TypeError: ``reach`` is not a number, or ``length`` not an integer.
-        ValueError: Matrices that `distance_profile` refuses, ``reach`` not above 0, or an unknown scale.
+        TypeError: ``length`` is not an integer.
+        ValueError: Matrices that `distance_profile` refuses, or an unknown scale.
 
     Examples:
         >>> import torch
@@ -113,8 +113,6 @@ def profiles(
         ['ALiBi', 'uniform']
     """
     check_choice("scale", scale, ("linear", "log"))
-    if number("reach", reach) <= 0:
-        raise ValueError(f"reach must be above 0, got {reach}")
     lines, signed, farthest = {}, {}, 0.0
     named = {
         name: attention_of(each, length) if positions is not None else _without_matrix(each, length)

@@ -70,13 +70,13 @@ def build(
     ``features`` are the columns of the rows, by default those of the kind of item that the source holds.
     """
     workers = count("num_proc", num_proc) if num_proc is not None else 1
-    source, kind = _open(source)
+    source, item_type = _open(source)
     settings = dict(perturb.settings())
     side, labels = settings["side"], settings["labels"]
-    if kind is Sentence and (side != perturb.default_side or labels is not None):
-        given = f"side={side!r} and labels={labels!r}"
-        raise ValueError(f"side and labels are for pairs, not for single sentences, got {given}; leave both out")
-    worker = _Worker(source.parse if isinstance(source, Corpus) else None, kind, perturb)
+    if item_type is Sentence and (side != perturb.default_side or labels is not None):
+        got = f"side={side!r} and labels={labels!r}"
+        raise ValueError(f"side and labels are for pairs, not for single sentences, got {got}; leave both out")
+    worker = _Worker(source.parse if isinstance(source, Corpus) else None, item_type, perturb)
     counts: Counts = Counter()
 
     def rows() -> Iterator[Row]:
@@ -85,7 +85,7 @@ def build(
             counts.update(counted)
             yield from ({**row, "builder": builder} for row in made)
 
-    columns = {**(features or features_of(kind is Sentence)), "builder": datasets.Value("string")}
+    columns = {**(features or features_of(item_type is Sentence)), "builder": datasets.Value("string")}
     probe = write_dataset(rows(), datasets.Features(columns), datasets.Split.TEST)
     dropped, skipped = (
         {reason: n for (what, reason), n in counts.most_common() if what == name} for name in ("dropped", "skipped")
@@ -101,10 +101,10 @@ def _open(source: Any) -> tuple[Iterable[Item], type[Pair] | type[Sentence]]:
     items = iter(source) if isinstance(source, Iterable) else None
     first = next(items, None) if items is not None else source
     if items is None or not isinstance(first, Pair | Sentence | None):
-        given = f"a {type(source).__name__} of {type(first).__name__}; put a single item in a list"
+        got = f"a {type(source).__name__} of {type(first).__name__}; put a single item in a list"
         advice = "read_snli reads files, read_pairs rows, and read_texts(texts, parser=...) texts"
-        raise TypeError(f"pairs must be a corpus or a list of Pair or Sentence, got {given}; {advice}")
-    # the first item of an iterator cannot be read again
+        raise TypeError(f"pairs must be a corpus or a list of Pair or Sentence, got {got}; {advice}")
+    # The first item of an iterator cannot be read again.
     if not isinstance(source, Corpus | Collection) and first is not None:
         source = itertools.chain([first], items)
     return source, Pair if first is None else type(first)
@@ -115,14 +115,16 @@ class _Worker:
     """What a process needs to turn records into rows."""
 
     parse: Callable[[Any], Any] | None  # the method of a corpus that makes an item of a record
-    kind: type[Pair] | type[Sentence]
+    item_type: type[Pair] | type[Sentence]
     perturb: Perturbation
 
     def __call__(self, record: Any) -> tuple[list[Row], Counts]:
         """Return the rows of a record, and counts of the item, its unusable candidates, and why it has no rows."""
         item = record if self.parse is None else self.parse(record)
-        if not isinstance(item, Dropped | self.kind):
-            raise TypeError(f"pairs must all be of one kind, got a {type(item).__name__} after a {self.kind.__name__}")
+        if not isinstance(item, Dropped | self.item_type):
+            raise TypeError(
+                f"pairs must all be of one kind, got a {type(item).__name__} after a {self.item_type.__name__}"
+            )
         counts: Counts = Counter({("items", ""): 1})
         rows: list[Row] = []
         reason = "no candidate"

@@ -25,7 +25,7 @@ class WordSpan(NamedTuple):
         return self.last - self.first
 
 
-class Wanted(NamedTuple):
+class Selection(NamedTuple):
     """Which constituents to choose: sizes in surface tokens, labels (None: any), and whether one or all of them."""
 
     sizes: tuple[int, ...]
@@ -42,11 +42,11 @@ _PLACEMENTS = 20  # number of random placements of all windows of a sentence tha
 
 def phrases_in_tokens(sentence: Sentence) -> Phrases:
     """Return the labels of a sentence's phrases by their surface tokens."""
-    found = phrases(sentence)
+    tree = phrases(sentence)
     labels: Phrases = {}
     tokens = sentence.surface_tokens
     starts, ends = [start for start, _ in tokens], [end for _, end in tokens]
-    for phrase in found.spans if found else ():
+    for phrase in tree.spans if tree else ():
         first, last = bisect.bisect_right(ends, phrase.start), bisect.bisect_left(starts, phrase.end)
         if first < last:
             whole = phrase.start <= starts[first] and ends[last - 1] <= phrase.end
@@ -54,7 +54,7 @@ def phrases_in_tokens(sentence: Sentence) -> Phrases:
     return labels
 
 
-def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
+def choose_sentence(sentence: Sentence, rng: Rng, selection: None) -> Choices:
     """Choose the whole sentence, if some order of its words changes the text; nothing is random."""
     size = len(sentence.surface_tokens)
     if _same_in_any_order(sentence, 0, size):
@@ -63,7 +63,9 @@ def choose_sentence(sentence: Sentence, rng: Rng, wanted: None) -> Choices:
         yield WordSpan(0, size, "sentence")
 
 
-def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted, by_tokens: Phrases | None = None) -> Choices:
+def choose_constituents(
+    sentence: Sentence, rng: Rng, selection: Selection, by_tokens: Phrases | None = None
+) -> Choices:
     """Choose one constituent, or all disjoint ones, some order of whose words changes the text.
 
     ``by_tokens`` are the phrases of the sentence in surface tokens, where they are known.
@@ -73,8 +75,8 @@ def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted, by_tokens:
         return
     candidates = []
     for (first, last, whole), labels in (by_tokens or phrases_in_tokens(sentence)).items():
-        of_category = wanted.categories is None or not set(labels).isdisjoint(wanted.categories)
-        if last - first not in wanted.sizes or not of_category:
+        of_category = selection.categories is None or not set(labels).isdisjoint(selection.categories)
+        if last - first not in selection.sizes or not of_category:
             continue
         if not whole:
             yield Skipped("the constituent cuts a surface token")
@@ -85,8 +87,8 @@ def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted, by_tokens:
         else:
             candidates.append(WordSpan(first, last, "+".join(dict.fromkeys(labels))))
     if not candidates:
-        yield Dropped(f"no constituent of that size{'' if wanted.categories is None else ' and category'}")
-    elif wanted.spans == "one":
+        yield Dropped(f"no constituent of that size{'' if selection.categories is None else ' and category'}")
+    elif selection.spans == "one":
         yield candidates[rng().integers(len(candidates))]
     else:
         taken: set[int] = set()
@@ -96,12 +98,12 @@ def choose_constituents(sentence: Sentence, rng: Rng, wanted: Wanted, by_tokens:
                 yield candidate
 
 
-def choose_windows(sentence: Sentence, rng: Rng, wanted: Wanted) -> Choices:
+def choose_windows(sentence: Sentence, rng: Rng, selection: Selection) -> Choices:
     """Choose one window that is not a constituent for each constituent that would be chosen."""
     sizes_needed = []
     generator = rng()
     by_tokens = phrases_in_tokens(sentence)
-    for choice in choose_constituents(sentence, lambda: generator, wanted, by_tokens):
+    for choice in choose_constituents(sentence, lambda: generator, selection, by_tokens):
         if isinstance(choice, WordSpan):
             sizes_needed.append(choice.size)
         else:

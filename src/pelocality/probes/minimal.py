@@ -45,7 +45,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     rows = tqdm(probe.with_format(None), "minimal_pairs", delay=3, disable=not progress)
     texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
     columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})
-    pairs = write_dataset(_rows(rows), columns, probe.split)
+    pairs = write_dataset(_pairs_of(rows), columns, probe.split)
     try:
         of = probe_info(probe)
         settings = {"of": of.builder, **of.settings}
@@ -55,7 +55,7 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     return pairs
 
 
-def _rows(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _pairs_of(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the minimal pairs of the rows of a probe."""
     numbers = itertools.count()
     for row in rows:

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from pelocality._checks import check_tokenizer, count, number
+from pelocality._checks import check_several, check_tokenizer, count, number
 from pelocality.probes._build import Row, generator_for, write_dataset
 from pelocality.probes.info import ProbeInfo, record_info
 
@@ -123,7 +123,7 @@ def needle_items(
             rng = generator_for(seed, "needle_items", str(length), str(context))
             about = {"length": length, "seed": seed, "uid": f"{seed}-{length}-{context}", "builder": "needle_items"}
             about["provenance"] = "made of word lists" + ("" if sentences is None else " | haystack")
-            yield from ({**row, **about} for row in _rows(tokenizer, length, depths, values, sentences, rng))
+            yield from ({**row, **about} for row in _items(tokenizer, length, depths, values, sentences, rng))
 
     items = write_dataset(rows(), _FEATURES, datasets.Split.TEST)
     settings = {"lengths": lengths, "depths": depths, "contexts": contexts, "seed": seed}
@@ -132,7 +132,7 @@ def needle_items(
     return items
 
 
-def _rows(
+def _items(
     tokenizer: Any,
     length: int,
     depths: Sequence[float],
@@ -153,7 +153,7 @@ def _rows(
         fills = rng.integers(len(rest), size=len(others))
         between = [_SENTENCE.format(key=key, value=rest[fill]) for key, fill in zip(others, fills, strict=True)]
     else:
-        start = int(rng.integers(len(sentences)))
+        start = int(rng.integers(max(len(sentences), 1)))
         between = [*sentences[start:], *sentences[:start]]
     between = between[:length]
 
@@ -199,24 +199,21 @@ def _rows(
 def _values(tokenizer: Any, least: int) -> list[str]:
     """Return the words that are one token after the question, or at least begin with a token of their own."""
     before = len(tokenizer(_QUESTION.format(key="lamp"), add_special_tokens=False)["input_ids"])
-    found: dict[int, str] = {}
+    values: dict[int, str] = {}
     for value in _VALUES.split():
         ids = tokenizer(f"{_QUESTION.format(key='lamp')} {value}", add_special_tokens=False)["input_ids"]
-        found.setdefault(ids[before], value)
-    if len(found) < least:
-        raise ValueError(f"tokenizer begins the values with {len(found)} tokens; {least} are needed")
-    return list(found.values())
+        values.setdefault(ids[before], value)
+    if len(values) < least:
+        raise ValueError(f"tokenizer begins the values with {len(values)} tokens; {least} are needed")
+    return list(values.values())
 
 
 def _sentences(haystack: Iterable[str]) -> list[str]:
     """Return the sentences of texts that hold no value."""
-    if isinstance(haystack, str):
-        raise TypeError("haystack must be a list of texts, got str; put one text in a list")
-    values, found = set(_VALUES.split()), []
+    check_several("haystack", haystack)
+    values, sentences = set(_VALUES.split()), []
     for text in haystack:
         for sentence in re.split(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？।])|\n+", text.strip()):
             if sentence and values.isdisjoint(re.findall(r"\w+", sentence.lower())):
-                found.append(sentence)
-    if not found:
-        raise ValueError("haystack holds no sentence without a value; give more text")
-    return found
+                sentences.append(sentence)
+    return sentences

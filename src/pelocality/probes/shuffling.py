@@ -25,7 +25,7 @@ from pelocality.probes._rows import (
 from pelocality.probes._spans import (
     NO_ROOM,
     Choices,
-    Wanted,
+    Selection,
     WordSpan,
     choose_constituents,
     choose_sentence,
@@ -85,8 +85,8 @@ def constituency_shuffling(
         >>> sorted(probe[0]["sentence"].split()[:3]), probe[0]["sentence"].split()[3:], probe[0]["category"]
         (['cat', 'old', 'the'], ['slept'], 'NP')
     """
-    wanted = _constituents_wanted(size, categories, spans)
-    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_constituents, wanted)
+    selection = _selection(size, categories, spans)
+    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_constituents, selection)
     return build("constituency_shuffling", pairs, perturb, num_proc, progress)
 
 
@@ -138,8 +138,8 @@ def window_shuffling(
         >>> (span["start"], span["end"]) in [(0, 3), (1, 4), (2, 5)]  # not (3, 6), the prepositional phrase
         True
     """
-    wanted = _constituents_wanted(size, categories, spans)
-    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_windows, wanted)
+    selection = _selection(size, categories, spans)
+    perturb = _Shuffle(side, check_names("labels", labels), seed, choose_windows, selection)
     return build("window_shuffling", pairs, perturb, num_proc, progress)
 
 
@@ -182,15 +182,13 @@ def random_shuffling(
     return build("random_shuffling", pairs, perturb, num_proc, progress)
 
 
-def _constituents_wanted(size: int | range, categories: Collection[str] | None, spans: Spans) -> Wanted:
-    """Return which constituents are wanted, after checking the arguments."""
-    if isinstance(size, bool) or not isinstance(size, int | range | np.integer):
-        raise TypeError(f"size must be a number or a range such as range(3, 7), got {size!r}")
-    sizes = tuple(sorted(size)) if isinstance(size, range) else (int(size),)
-    if not sizes or min(sizes) < 2:
-        raise ValueError(f"size must be at least 2 words, got {size!r}: fewer cannot change places")
+def _selection(size: int | range, categories: Collection[str] | None, spans: Spans) -> Selection:
+    """Return which constituents to choose, after checking the arguments."""
+    sizes = tuple(sorted(size)) if isinstance(size, range) else (size,)
+    if not sizes or not all(isinstance(each, int | np.integer) and each > 1 for each in sizes):
+        raise ValueError(f"size must be at least 2 words, or a range such as range(3, 7), got {size!r}")
     check_choice("spans", spans, ("one", "all"))
-    return Wanted(sizes, check_names("categories", categories), spans)
+    return Selection(tuple(map(int, sizes)), check_names("categories", categories), spans)
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class _Shuffle:
     labels: tuple[str, ...] | None
     seed: int
     choose: Callable[..., Choices]
-    wanted: Wanted | None = None
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         check_choice("side", self.side, ("premise", "hypothesis", "both"))
@@ -210,8 +208,8 @@ class _Shuffle:
 
     def settings(self) -> Mapping[str, Any]:
         """Return the arguments of the builder."""
-        wanted = self.wanted._asdict() if self.wanted else {}
-        return {"side": self.side, "labels": self.labels, "seed": self.seed, **wanted}
+        selection = self.selection._asdict() if self.selection else {}
+        return {"side": self.side, "labels": self.labels, "seed": self.seed, **selection}
 
     def __call__(self, item: Item) -> Iterator[Row | Dropped | Skipped]:
         """Yield the row of an item: choose spans on each side of ``side``, and permute the words of each."""
@@ -227,7 +225,7 @@ class _Shuffle:
                 continue
             chosen: list[WordSpan] = []
             rng = functools.partial(generator_for, self.seed, *texts, name)
-            for choice in self.choose(sentence, functools.partial(rng, "choose"), self.wanted):
+            for choice in self.choose(sentence, functools.partial(rng, "choose"), self.selection):
                 if isinstance(choice, WordSpan):
                     chosen.append(choice)
                 else:

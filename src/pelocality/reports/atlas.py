@@ -1,13 +1,14 @@
 """An atlas: a row of numbers for each model, as JSON that others can add to, as a table and as one page."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from pelocality._checks import check_several
 from pelocality.reports.contents import Chart, plain
 from pelocality.reports.page import figures, notes, page, table, text
 from pelocality.reports.result import Report
@@ -204,8 +205,7 @@ def compare_models(
         [['BertModel', 'learned', False], ['GPT2Model', 'learned', True]]
     """
     rows: list[dict[str, Any]] = []
-    if isinstance(models, str | Mapping):
-        raise TypeError(f"models must be a list of models, names or files, got a {type(models).__name__}")
+    check_several("models", models)
     for entry in models:
         if isinstance(entry, str | Path) and str(entry).endswith(".json"):
             rows += Atlas.read([entry]).rows

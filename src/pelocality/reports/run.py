@@ -13,7 +13,7 @@ from torch import nn
 from tqdm import tqdm
 
 import pelocality
-from pelocality._checks import count
+from pelocality._checks import check_several, count
 from pelocality.models import SequenceModel
 from pelocality.reports.contents import Part, plain
 from pelocality.reports.inputs import default_texts, load_model
@@ -103,9 +103,9 @@ def report(
         model, its_tokenizer = load_model(model)
         tokenizer = its_tokenizer if tokenizer is None else tokenizer
     measured = SequenceModel.of(model)
-    if isinstance(texts, str):
-        raise TypeError("texts must be a list of texts, got str; put one text in a list")
-    items = default_texts() if texts is None else list(texts)
+    items = default_texts() if texts is None else texts
+    check_several("texts", items)
+    items = list(items)
     strings = all(isinstance(item, str) for item in items)
     if length is not None:
         measured.check_length(length)
@@ -128,7 +128,7 @@ def report(
         source={
             "command": command + (" --text FILE" if texts is not None else ""),
             "python": _lines_before(name, subject),
-            "texts": "a story written for this library" if texts is None else "given by the caller",
+            "texts": "a story written for this library" if texts is None else "the caller's",
             "settings": {"length": n, "words": words, "seed": seed},
             "versions": {"pelocality": pelocality.__version__, **{library: version(library) for library in _VERSIONS}},
             "seconds": round(time.monotonic() - start, 1),

@@ -45,13 +45,13 @@ def most_attended(
     check_alignment(tokenizer)
     limit = model.longest
     attended: list[NDArray[np.int16] | None] = [None] * len(sentences)
-    known: AttentionLayers | None = None
+    attending: AttentionLayers | None = None
     looks_ahead = False
     encoded: Any = tokenizer([list(words) for words in sentences], is_split_into_words=True) if sentences else {}
     lengths = [len(ids) for ids in encoded.get("input_ids", ())]
     fits = [i for i, length in enumerate(lengths) if not limit or length <= limit]
-    wanted = ("input_ids", "attention_mask", *(["token_type_ids"] if model.reads("token_type_ids") else []))
-    names = [name for name in wanted if name in encoded]
+    readable = ("input_ids", "attention_mask", *(["token_type_ids"] if model.reads("token_type_ids") else []))
+    names = [name for name in readable if name in encoded]
     bar = tqdm(total=len(fits), desc="dependency heads", unit="sentence", delay=3, disable=not progress)
     with bar:
         for batch in batches_of_equal_length([lengths[i] for i in fits], batch_size):
@@ -60,7 +60,7 @@ def most_attended(
             model.check_ids(inputs["input_ids"])
             words = [len(sentences[i]) for i in chosen]
             membership = _membership([encoded.word_ids(i) for i in chosen], max(words))
-            known = known or attention_layers(model, inputs)
+            attending = attending or attention_layers(model, inputs)
             most: list[Tensor] = []  # layer by layer, (batch, words, head)
 
             def use(_: int, weights: Tensor, seen: Tensor, most: list[Tensor] = most, of: Tensor = membership) -> None:
@@ -68,12 +68,12 @@ def most_attended(
                 looks_ahead = looks_ahead or bool(seen.triu(1).any())
                 most.append(_most_attended_words(weights, of).cpu())
 
-            observe_layers(model, known, known.layers, inputs, use)
+            observe_layers(model, attending, attending.layers, inputs, use)
             words_of_heads = torch.stack(most, dim=2)
             for row, i in enumerate(chosen):
                 attended[i] = words_of_heads[row, : words[row]].numpy().astype(np.int16)  # (words, layer, head)
             bar.update(len(chosen))
-    return attended, () if known is None else known.layers, looks_ahead
+    return attended, () if attending is None else attending.layers, looks_ahead
 
 
 def word_attention(weights: Tensor, membership: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ def dependency_accuracy(
     chosen, dropped = _with_dependencies(sentences)
     part = part_of_process([s.words for s in chosen])
     with failing_together():
-        found, layers_here, looks_ahead = most_attended(model, tokenizer, part, batch_size, progress)
-    attended = gathered(found, len(chosen))
+        of_part, layers_here, looks_ahead = most_attended(model, tokenizer, part, batch_size, progress)
+    attended = gathered(of_part, len(chosen))
     layers = max(gathered([layers_here]))  # a process without sentences that fit has ()
     causal = not any(gathered([looks_ahead]))
     dropped += Counter({"more tokens than the model has positions": sum(words is None for words in attended)})

@@ -104,10 +104,10 @@ def compare_head_types(
     check_unmasked("share", share)
     score = real_numbers("share", getattr(share, "share", share)).astype(float)
     layers = getattr(share, "layers", accuracy.layers)
-    wanted = (accuracy.attended.shape[1:], sorted(accuracy.layers))
-    if (score.shape, sorted(layers)) != wanted:
-        given = f"{wanted[0]} of layers {wanted[1]}, got {score.shape} of layers {sorted(layers)}"
-        raise ValueError(f"share must be of the same model, {given}")
+    expected = (accuracy.attended.shape[1:], sorted(accuracy.layers))
+    if (score.shape, sorted(layers)) != expected:
+        shapes = f"{expected[0]} of layers {expected[1]}, got {score.shape} of layers {sorted(layers)}"
+        raise ValueError(f"share must be of the same model, {shapes}")
     score = score[[layers.index(layer) for layer in accuracy.layers]]
     positional, contextual = _head_masks(score.ravel(), heads)
     rows = []
@@ -144,10 +144,10 @@ def compare_head_types(
 
 def _head_masks(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return masks of the heads with the highest and with the lowest shares, the same number of each."""
-    known = np.flatnonzero(np.isfinite(share))
-    half = len(known) // 2
+    finite = np.flatnonzero(np.isfinite(share))
+    half = len(finite) // 2
     size = count("heads", half if heads is None else heads, most=half)
-    order = known[share[known].argsort(kind="stable")]
+    order = finite[share[finite].argsort(kind="stable")]
     positional, contextual = np.zeros((2, len(share)), dtype=bool)
     positional[order[-size:]] = True
     contextual[order[:size]] = True
@@ -156,5 +156,5 @@ def _head_masks(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[
 
 def _rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
     """Return Spearman's correlation of difference and distance with its p-value; NaN for fewer than 3 relations."""
-    found = stats.spearmanr(table["distance"], table["difference"]) if len(table) > 2 else (np.nan, np.nan)
-    return float(found[0]), float(found[1])
+    correlation = stats.spearmanr(table["distance"], table["difference"]) if len(table) > 2 else (np.nan, np.nan)
+    return float(correlation[0]), float(correlation[1])

@@ -49,9 +49,9 @@ class Items:
     def offset_hits(self, offset: int) -> NDArray[np.bool_]:
         """Return whether the word at a fixed offset is correct: (m,)."""
         item, distance = self.offsets
-        found = np.zeros(len(self.half), dtype=bool)
-        found[item[distance == offset]] = True
-        return found
+        hits = np.zeros(len(self.half), dtype=bool)
+        hits[item[distance == offset]] = True
+        return hits
 
     def best_offset(self) -> int:
         """Return the offset that is correct most often on the first half; the shortest in a tie."""
@@ -128,7 +128,7 @@ class DependencyAccuracy(DisplayMixin):
         chosen &= ~self._lacks_tokens
         arcs = np.flatnonzero(chosen)
         dependent = self.words["word"].to_numpy()[arcs]
-        # the rows of a sentence are consecutive: head and dependent are as far apart in rows as in words
+        # The rows of a sentence are consecutive: head and dependent are as far apart in rows as in words.
         row_of_head = arcs + head[arcs] - dependent
         if direction == "dependent to head":
             rows, item, target = arcs, np.arange(len(arcs)), head[arcs]
@@ -243,15 +243,15 @@ class DependencyAccuracy(DisplayMixin):
     @property
     def notes(self) -> tuple[str, ...]:
         """The arcs that are not scored and why, in a sentence for each reason."""
-        found = []
+        notes = []
         arcs, later = (self.words["head"] >= 0).sum(), self._answer_is_later("dependent to head").sum()
         if self.causal:
             where = f"{later} of {arcs} from dependent to head, {arcs - later} from head to dependent"
-            found.append(f"causal: no word sees a later one, and arcs to later words are not scored ({where})")
+            notes.append(f"causal: no word sees a later one, and arcs to later words are not scored ({where})")
         if self._lacks_tokens.any():
             where = f"{self._lacks_tokens.sum()} of {arcs}"
-            found.append(f"arcs of words of which the tokenizer keeps no token are not scored ({where})")
-        return tuple(found)
+            notes.append(f"arcs of words of which the tokenizer keeps no token are not scored ({where})")
+        return tuple(notes)
 
     def _table(self) -> pd.DataFrame:
         rows = []
@@ -276,11 +276,11 @@ def frequent_items(
 ) -> list[tuple[str, Direction, Items]]:
     """Return ``first``, the relations by frequency, and directions, those with enough items in each half."""
     count("minimum", minimum, least=0)
-    found = []
+    frequent = []
     for relation, direction in itertools.product((*first, *accuracy.relations), DIRECTIONS):
         items = accuracy._items(relation, direction)
         if np.bincount(items.half, minlength=2).min() >= max(minimum, 1):
-            found.append((relation, direction, items))
-    if not found:
+            frequent.append((relation, direction, items))
+    if not frequent:
         raise ValueError(f"no relation has {minimum} items in each half; read more sentences, or lower minimum")
-    return found
+    return frequent

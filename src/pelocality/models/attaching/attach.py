@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 from torch import nn
 from transformers import PreTrainedModel
 
-from pelocality._checks import check_choice, flag
+from pelocality._checks import check_choice, described, flag
 from pelocality._distributed import fully_sharded, refuse_sharded, several_processes
 from pelocality.encodings import Encoding, NoEncoding, RotaryEncoding
 from pelocality.encodings.base import check_encoding
@@ -141,12 +141,10 @@ def attach(
         [tensor([0.2000, 0.2000]), tensor([0.2000, 0.2000])]
     """
     flag("prove", prove)
-    if isinstance(disable, str):
-        raise TypeError(f"disable must be a list of names, got {disable!r}; put it in a list")
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
+    disables, subject = position_embeddings == "disable", _attachable(model, example_inputs)
     rotary = _is_rotary(encoding)
-    disables = position_embeddings == "disable"
-    plan = Plan(_attachable(model, example_inputs), disables, tuple(disable), example_inputs).found(rotary=rotary)
+    plan = Plan(subject, disables, tuple(disable), example_inputs).on_model(rotary=rotary)
     encodings = _copies(plan, encoding, layers)
     learned = any(next(each.parameters(), None) is not None for each in encodings if each is not None)
     if learned and several_processes() and fully_sharded(plan.model.given) is not None:
@@ -167,39 +165,37 @@ def attach(
 def _attachable(model: Any, example_inputs: Any) -> SequenceModel:
     """Return the model that gets an encoding; refuse one with adapters, or with an encoding already."""
     try:
-        known = SequenceModel.of(model)
+        subject = SequenceModel.of(model)
     except (TypeError, ValueError):
         if example_inputs is None:
             raise
-        known = reading(model, example_inputs)  # any module that reads no token ids
-    refuse_sharded(known.given)
-    _check_adapters(known.given)
-    if known.encodings or any(each.record is None for each in attached_biases(known.given)):
-        raise ValueError(f"{known} has an encoding attached already; remove it first: attached(model).remove()")
-    return known
+        subject = reading(model, example_inputs)  # any module that reads no token ids
+    refuse_sharded(subject.given)
+    _check_adapters(subject.given)
+    if subject.encodings or any(each.record is None for each in attached_biases(subject.given)):
+        raise ValueError(f"{subject} has an encoding attached already; remove it first: attached(model).remove()")
+    return subject
 
 
 def _is_rotary(encoding: Any) -> bool:
-    """Return whether encodings are rotations; refuse some of several that are."""
+    """Return whether encodings are rotations; refuse what is no encoding, and some of several that are rotations."""
     every = encoding if isinstance(encoding, Sequence) else [encoding]
-    others = [each for each in every if not isinstance(each, RotaryEncoding)]
-    if others and len(others) < len(every):
-        raise TypeError(f"encoding must be rotary for all layers or for none, got {type(others[0]).__name__} too")
-    return bool(every) and not others
+    rotary = {isinstance(each, RotaryEncoding) for each in every}
+    if not all(isinstance(each, Encoding) for each in every) or len(rotary) > 1:
+        rule = "a pelocality Encoding, or a list of one per layer, rotary for all layers or for none"
+        raise TypeError(f"encoding must be {rule}, got {described(encoding)}")
+    return rotary == {True}
 
 
 def _copies(plan: Plan, encoding: Any, layers: Sequence[int] | None) -> list[Any]:
     """Return a copy of the encoding for each place, checked against it; no encoding, or none at all, for the others."""
     every = range(len(plan.places))
     rotating = [number for number in every if not plan.replaces or plan.own[number] is not None]
-    numbers = requested_layers(layers, rotating, len(every), f"in which {plan.model} rotates no queries and keys")
+    numbers = requested_layers(layers, rotating, len(every), f"in which {plan.model} rotates queries and keys")
     encodings = [encoding] * len(numbers) if isinstance(encoding, Encoding) else encoding
-    if not isinstance(encodings, Sequence) or not all(isinstance(each, Encoding) for each in encodings):
-        got = f"the class {encoding.__name__}; call it" if isinstance(encoding, type) else repr(encoding)
-        raise TypeError(f"encoding must be a pelocality Encoding, or a list of one per layer, got {got}")
     if len(encodings) != len(numbers):
-        wanted = f"one, or a list of {len(numbers)}, one per layer that does not share its weights"
-        raise ValueError(f"encoding must be {wanted}, got a list of {len(encodings)}")
+        rule = f"one, or a list of {len(numbers)}, one per layer that does not share its weights"
+        raise ValueError(f"encoding must be {rule}, got a list of {len(encodings)}")
     by_number = dict(zip(numbers, encodings, strict=True))
     modules = list(plan.places)
     shared = any(getattr(module, "is_kv_shared_layer", False) for module in modules)
@@ -215,18 +211,20 @@ def _check_fit(encoding: Encoding, module: nn.Module, place: Place, own: RotaryE
     """Refuse an encoding with other heads or dimensions than attention, or with arguments that would have no effect."""
     rotates = isinstance(encoding, RotaryEncoding)
     check_encoding(encoding, place.heads // (getattr(module, "num_key_value_groups", 1) if rotates else 1))
-    if any(tensor.is_meta for tensor in encoding.state_dict().values()):
-        raise ValueError(f"{type(encoding).__name__} is on the meta device; build it where tensors have numbers")
+    reasons = []
     if rotates and encoding.causal and not place.causal:
-        raise ValueError("encoding must not be causal: a rotation hides nothing, and this model is bidirectional")
+        reasons.append("causal=True, but a rotation hides nothing, and this model is bidirectional")
     if own is not None and encoding.dim != own.dim:
-        raise ValueError(f"encoding must rotate the {own.dim} dimensions of the model, got dim={encoding.dim}")
+        reasons.append(f"dim={encoding.dim}, but the model rotates {own.dim} dimensions")
     if own is not None and encoding.interleaved:
-        raise ValueError("encoding pairs dimensions as the model does when attached; leave interleaved=False")
-    for part in encoding.modules():
-        if place.causal and isinstance(part, Encoding) and not part.causal and part.future_only is not None:
-            reason = "acts on future keys only, which this model hides: leave it at its default, and do not learn it"
-            raise ValueError(f"{part.future_only} of {type(part).__name__} {reason}")
+        reasons.append("interleaved=True, but dimensions are paired as the model does when attached")
+    for part in encoding.modules() if place.causal else ():
+        if isinstance(part, Encoding) and not part.causal and part.future_only is not None:
+            advice = "leave it at its default, and do not learn it"
+            name = f"{part.future_only} of {type(part).__name__}"
+            reasons.append(f"{name}, which acts on future keys only, and this model hides these; {advice}")
+    if reasons:
+        raise ValueError(f"encoding must fit the model, and {type(encoding).__name__} has {'; '.join(reasons)}")
 
 
 def attached(model: nn.Module | SequenceModel) -> Attachment | None:
@@ -247,21 +245,21 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
         >>> attached(bert) is None
         True
     """
-    given = model.given if isinstance(model, SequenceModel) else model
-    found = _attached_model(given)
-    if found is None or not found.encodings:
+    module = model.given if isinstance(model, SequenceModel) else model
+    subject = _attached_model(module)
+    if subject is None or not subject.encodings:
         return None
-    position_embeddings: Positions = "disable" if found.positions_disabled else "keep"
-    own = tuple(bias.encoding for bias in found.encodings)
-    return Attachment(given, own, position_embeddings, found.encodings[0].key)
+    position_embeddings: Positions = "disable" if subject.positions_disabled else "keep"
+    own = tuple(bias.encoding for bias in subject.encodings)
+    return Attachment(module, own, position_embeddings, subject.encodings[0].key)
 
 
-def _attached_model(given: nn.Module) -> SequenceModel | None:
+def _attached_model(module: nn.Module) -> SequenceModel | None:
     """Return the model to which encodings are attached: any module, or the bare transformer in it; None without any."""
-    found = attached_biases(given) if isinstance(given, nn.Module) else []
-    if any(bias.record is None for bias in found):
-        return reading(given)
-    return SequenceModel(given) if found or not isinstance(given, nn.Module) else None
+    biases = attached_biases(module) if isinstance(module, nn.Module) else []
+    if any(bias.record is None for bias in biases):
+        return reading(module)
+    return SequenceModel(module) if biases or not isinstance(module, nn.Module) else None
 
 
 def _check_adapters(model: Any) -> None:

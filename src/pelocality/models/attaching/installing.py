@@ -1,12 +1,12 @@
 """Encodings put into the attention modules of a model, and taken out again."""
 
 import copy
-import functools
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any, Self
 
 import torch
@@ -18,12 +18,7 @@ from pelocality.models._calls import call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching.calls import (
-    check_call,
-    check_implementation,
-    no_continuous_batching,
-    without_cache,
-)
+from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching, without_cache
 from pelocality.models.attaching.positions import (
     disable_named,
     disable_positions,
@@ -66,8 +61,8 @@ class Plan:
         """Whether the encodings take the place of the model's own rotation."""
         return any(each is not None for each in self.own)
 
-    def found(self, *, rotary: bool) -> Self:
-        """Return the plan with the places and rotations of the model, found by running it.
+    def on_model(self, *, rotary: bool) -> Self:
+        """Return the plan with the places and rotations of the model, which is run for this.
 
         Args:
             rotary: Whether the encodings are rotations.
@@ -76,7 +71,7 @@ class Plan:
             ValueError: The model takes no such encoding.
         """
         model = self.model
-        _check_positions(model, self.disable, self.names, self.inputs, rotary=rotary)
+        _check_positions(model, self.disable, self.names, rotary=rotary)
         inputs = batch_for(model, self.inputs)
         places = find_places(model, inputs)
         own = own_rotations(model, places, inputs) if rotary and self.disable else [None for _ in places]
@@ -106,7 +101,7 @@ class Plan:
         for module in transformers_parts(model):
             override(module, "init_continuous_batching", _init_continuous_batching)
             if record is not None:
-                module.register_forward_pre_hook(check_call(next(iter(self.places))), with_kwargs=True)
+                module.register_forward_pre_hook(partial(check_call, next(iter(self.places))), with_kwargs=True)
         base.register_state_dict_post_hook(warn_of_adapters)
         if record is None:
             disable_named(base, names)
@@ -118,7 +113,7 @@ class Plan:
     @contextmanager
     def trial(self, encodings: Sequence[Any], *, disable: bool) -> Iterator[None]:
         """Attach copies of encodings for the time of a block."""
-        with restoring(functools.partial(remove, self.model)):
+        with restoring(partial(remove, self.model)):
             self.install(fitted(self, encodings), disable=disable)
             yield
 
@@ -147,9 +142,9 @@ def fitted(plan: Plan, encodings: Sequence[Any]) -> list[Any]:
 
 def _fitting(encoding: Encoding, module: nn.Module, base: Any) -> Encoding:
     weights = [parameter for parameter in module.parameters() if parameter.is_floating_point()]
-    # weights of a quantised module are integers, and a softmax may be a module without any
+    # Weights of a quantised module are integers, and a softmax may be a module without any.
     weights = weights or [parameter for parameter in base.parameters() if parameter.is_floating_point()][:1]
-    precision = functools.reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
+    precision = reduce(torch.promote_types, {weight.dtype for weight in weights}, encoding.working_dtype)
     with torch.inference_mode(False):  # a parameter made in this mode cannot be trained
         copied = copy.deepcopy(encoding).to(execution_device(module) or weights[0].device, precision)
     return copied.train(module.training)
@@ -175,34 +170,25 @@ def reading(model: nn.Module, inputs: Any = None) -> SequenceModel:
 # ---- what runs
 
 
-def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], inputs: Any, *, rotary: bool) -> None:
+def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], *, rotary: bool) -> None:
     """Refuse positions that cannot be disabled, names where positions are known, and models without exact logits."""
+    if model.adds_tokens and disables and not names:
+        advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
+        raise ValueError(f"the positions of {model} are not known; {advice}")
+    if names and not (model.adds_tokens and disables):
+        rule = "modules whose positions are not known, and position_embeddings='disable'"
+        raise ValueError(f"disable is for {rule}; leave it out")
     if model.adds_tokens:
-        if disables and not names:
-            advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
-            raise ValueError(f"the positions of {model} are not known; {advice}")
-        if names and not disables:
-            raise ValueError(f"position_embeddings='keep' keeps what disable={list(names)} names; give one of them")
-        if inputs is None and model.content is not None:
-            raise ValueError(f"example_inputs must be a batch that {model} reads, got None")
         return
-    base, family = model.module, model.family
-    if names:
-        raise ValueError(
-            f"disable is for modules whose positions are not known, but those of {model} are; leave it out"
-        )
-    if inputs is not None:
-        advice = "leave it out; if attach then fails, pass SequenceModel(model, inputs=...)"
-        raise ValueError(f"example_inputs is for modules that read no token ids, but {model} does: {advice}")
     _ = model.device  # this property refuses weights on the meta device
-    if not rotary and (reason := family.why_not_additive(base)):
+    if not rotary and (reason := model.family.why_not_additive(model.module)):
         raise ValueError(f"an encoding cannot be attached to {model} exactly: {reason}")
-    check_implementation(base)
+    check_implementation(model.module)
 
 
 def batch_for(model: SequenceModel, inputs: Any) -> Any:
-    """Return a batch that a model reads: the given one, or two texts of a few tokens."""
-    if inputs is None:
+    """Return a batch that a model reads: these inputs, or two texts of a few tokens for a model of token ids."""
+    if inputs is None or not model.adds_tokens:
         inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]], device=model.device)}
     return model.moved(inputs) if model.adds_tokens else inputs
 
@@ -216,7 +202,7 @@ def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
     """
     running: list[nn.Module] = []
     ran: set[nn.Module] = set()
-    found: dict[nn.Module, Place] = {}
+    places: dict[nn.Module, Place] = {}
     first: list[Tensor] = []
     values: list[Tensor | None] = []
 
@@ -229,22 +215,22 @@ def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
 
     def note(attention: Attention) -> None:
         shape = attention.weights.shape
-        # a softmax may be a module of its own, without projections of queries and keys
+        # A softmax may be a module of its own, without projections of queries and keys.
         owner = next((each for each in reversed(running) if next(each.parameters(), None) is not None), running[-1])
         values.append(attention.values)
-        if not found:
+        if not places:
             first.append(attention.weights)
         heads = shape[1] if len(shape) > 3 else shape[0] // texts_of(inputs)
         causal = not bool(attention.visible.broadcast_to(shape).triu(1).any())
-        before = found.setdefault(owner, Place(heads, attention.sink, causal))
-        found[owner] = before._replace(causal=before.causal and causal)
+        before = places.setdefault(owner, Place(heads, attention.sink, causal))
+        places[owner] = before._replace(causal=before.causal and causal)
 
     with inference(model.module), hooked(model.module.modules(), enter, leave, last=True):
         model.watch(inputs, note, None)
     reason = None
-    if unseen := [] if model.adds_tokens else [each for each in _unseen(model, found) if each in ran]:
+    if unseen := [] if model.adds_tokens else [each for each in _unseen(model, places) if each in ran]:
         reason = f"it has {type(unseen[0]).__name__}, which computes no attention that torch shows"
-    elif not found:
+    elif not places:
         reason = "it computed no attention over its tokens"
     elif heads_lead(model, inputs, first[0]):
         reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
@@ -252,33 +238,33 @@ def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
         reason = "its first key does not belong to a token"
     if reason:
         raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
-    return found
+    return places
 
 
 def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the attention modules of a transformers model of tokens, by its record, in which no attention was seen."""
     inside = {part for module in seen for part in module.modules()}
-    known = model.family.attention_modules(model.module)
-    return [module for module in known if inside.isdisjoint(module.modules())]
+    attentions = model.family.attention_modules(model.module)
+    return [module for module in attentions if inside.isdisjoint(module.modules())]
 
 
 def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: Any) -> list[RotaryEncoding | None]:
     """Return the rotation that each attention module is given and uses, None where there is none."""
-    found: dict[nn.Module, RotaryEncoding] = {}
+    rotations: dict[nn.Module, RotaryEncoding] = {}
 
     def note(attention: Any, args: Any, kwargs: Any, output: Any) -> None:
         call = without_cache(call_of(attention, args, kwargs))
         rotation = own_rotation(call)
-        if rotation is None or attention in found:
+        if rotation is None or attention in rotations:
             return
         again = attention.forward(**without_rotation(call))
         if not all(map(torch.equal, states_of(output), states_of(again))):
-            found[attention] = rotation
+            rotations[attention] = rotation
 
     modules = list(modules)
     with inference(model.module), hooked(modules, after=note):
         model.outputs(inputs)
-    return [found.get(module) for module in modules]
+    return [rotations.get(module) for module in modules]
 
 
 def states_of(output: Any) -> list[Tensor]:

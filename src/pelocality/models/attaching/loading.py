@@ -9,13 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import WeightRenaming
 from transformers.utils.hub import cached_file
 
-from pelocality._checks import described
 from pelocality.encodings import Encoding, RotaryEncoding
 from pelocality.models._restore import changed, restoring_on_error
 from pelocality.models.attaching.attach import attach
@@ -54,11 +53,10 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
         in place, and returned.
 
     Raises:
-        TypeError: ``path`` is not a path.
+        TypeError: There is no model class that fits the model.
         FileNotFoundError: There is no such folder or repository, or it cannot be reached.
-        ValueError: The weights hold no encoding, an incomplete encoding, or an encoding of unknown type; a file is
-            damaged; the model class does not fit the model, or has no attention module for the encoding; the folder
-            holds an adapter of peft without its model.
+        ValueError: The weights hold no encoding, or an encoding of unknown type; the model class has no attention
+            module for the encoding.
 
     Note:
         The model classes of transformers load such a folder without the encodings. They then log a report that names
@@ -76,10 +74,6 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
         ...     attached(load(folder)).encodings[0]
         AttenuatedEncoding(heads=1, decay=0.2, symmetry=1.0, form='weights', learnable=False, scale=1.0, causal=False)
     """
-    if not isinstance(path, str | Path):
-        raise TypeError(f"path must be a folder or a name on the hub, got {described(path)}")
-    if options.pop("output_loading_info", False):
-        raise ValueError("output_loading_info=True is not supported: load returns the model alone; leave it out")
     location = {name: options[name] for name in _LOCATION if name in options}
     loaded_class = None
     if model is None:
@@ -111,41 +105,31 @@ def load(path: str | Path, model: Any = None, *, model_class: Any = None, **opti
         for module, name in names.items():
             attached: Any = module.get_submodule(ATTACHED)
             numbers = {key: tensor.to(attached.encoding.device) for key, tensor in saved[name].items()}
-            try:  # numbers are assigned, so that they keep the dtype in which they were saved
-                attached.load_state_dict(numbers, assign=True)
-            except RuntimeError as error:
-                raise ValueError(f"{path} does not hold the whole encoding of '{name}': {error}") from error
+            attached.load_state_dict(numbers, assign=True)  # so that numbers keep the dtype in which they were saved
     return model
 
 
 def _configuration(path: str | Path, location: dict[str, Any]) -> Any:
     """Return the configuration of the model itself."""
-    folder = Path(path, location.get("subfolder") or "")
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        advice = "attach the encoding to its base model, then call PeftModel.from_pretrained(model, path)"
-        raise ValueError(f"'{path}' holds an adapter of peft, not a model; {advice}")
     try:
         return AutoConfig.from_pretrained(path, **location)
     except OSError as error:
-        wanted = "a folder that save_pretrained wrote, or a repository on the hub that can be reached"
-        raise FileNotFoundError(f"path must be {wanted}, got '{path}'") from error
+        rule = "a folder that save_pretrained of a model wrote, or a repository on the hub that can be reached"
+        raise FileNotFoundError(f"path must be {rule}, got '{path}'") from error
 
 
 def read_encodings(
     path: str | Path, variant: str | None = None, location: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each encoding by the name of its attention module, from the files that `load` reads."""
-    found: dict[str, dict[str, Tensor]] = {}
+    saved: dict[str, dict[str, Tensor]] = {}
     for file in _files(str(path), "" if variant is None else f".{variant}", location):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118 - not a dict
-                    module, attached, name = key.partition(f".{ATTACHED}.")
-                    if attached:
-                        found.setdefault(module, {})[name] = tensors.get_tensor(key)
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged, it is not a complete safetensors file: {error}") from error
-    return found
+        with safe_open(file, framework="pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - not a dict
+                module, attached, name = key.partition(f".{ATTACHED}.")
+                if attached:
+                    saved.setdefault(module, {})[name] = tensors.get_tensor(key)
+    return saved
 
 
 def _files(path: str, infix: str, location: Mapping[str, Any]) -> list[str]:
@@ -159,22 +143,17 @@ def _files(path: str, infix: str, location: Mapping[str, Any]) -> list[str]:
         return [whole]
     if (index := find(f"model.safetensors.index{infix}.json")) is None:
         return []
-    try:
-        shards: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
-        names = {file for key, file in shards.items() if f".{ATTACHED}." in key}
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"{index} must be JSON with a 'weight_map', as save_pretrained writes it: {error}") from error
+    shards: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+    names = {file for key, file in shards.items() if f".{ATTACHED}." in key}
     return [file for name in sorted(names) if (file := find(name))]
 
 
 def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the configuration saved for an attention module, with the encoding itself in it."""
-    if CONFIGURATION not in tensors:
-        raise ValueError(f"{path} holds an encoding without its configuration, in '{name}'; save it again")
     try:
         configuration = read_configuration(tensors[CONFIGURATION])
         return configuration | {"encoding": Encoding.from_configuration(configuration["encoding"])}
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         advice = "if its class is your own, import the module that defines it before loading"
         raise ValueError(f"{path} holds an encoding in '{name}' that cannot be made: {error}; {advice}") from error
 
@@ -183,12 +162,12 @@ def _parts(model: nn.Module, saved: Mapping[nn.Module, Mapping[str, Any]]) -> li
     """Return the parts of a model that `attach` was given: both halves of T5; or the model, if it reads no tokens."""
     if not _reads_tokens(next(iter(saved.values()))):
         return [reading(model)]
-    found: dict[nn.Module, SequenceModel] = {}
+    parts: dict[nn.Module, SequenceModel] = {}
     for module in model.modules():  # the model with its head comes before the part without it
         base = family_of(module).base(module) if isinstance(module, PreTrainedModel) else None
-        if base is not None and base not in found and not saved.keys().isdisjoint(base.modules()):
-            found[base] = SequenceModel(module)
-    return list(found.values())
+        if base is not None and base not in parts and not saved.keys().isdisjoint(base.modules()):
+            parts[base] = SequenceModel(module)
+    return list(parts.values())
 
 
 def _install(path: str | Path, part: SequenceModel, saved: Mapping[nn.Module, Mapping[str, Any]]) -> None:
@@ -218,34 +197,26 @@ def _reads_tokens(configuration: Mapping[str, Any]) -> bool:
 
 
 def _class(config: Any, model_class: Any) -> type[PreTrainedModel]:
-    """Return the model class to load: the one given, that of an Auto class, or the one that was saved."""
-    if model_class is None:
-        name = (config.architectures or [None])[0]
-        model_class = getattr(transformers, str(name), None)
-        if model_class is None:
-            raise ValueError(f"transformers has no class '{name}'; give yours as model_class")
-    if hasattr(model_class, "_model_mapping"):  # an Auto class
-        auto = model_class.__name__
-        try:
-            model_class = model_class._model_mapping[type(config)]
-        except KeyError as error:
-            raise ValueError(f"{auto} has no class for model type '{config.model_type}'; give another") from error
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
-        raise TypeError(f"model_class must be a model class of transformers, e.g. AutoModel, got {model_class!r}")
-    return model_class
+    """Return the model class to load: this one, that of an Auto class, or the one that was saved."""
+    name = (config.architectures or [None])[0]
+    chosen: Any = getattr(transformers, str(name), None) if model_class is None else model_class
+    if hasattr(chosen, "_model_mapping"):  # an Auto class
+        chosen = chosen._model_mapping.get(type(config), None)
+    if not (isinstance(chosen, type) and issubclass(chosen, PreTrainedModel)):
+        saved = f"model type '{config.model_type}' and class '{name}'"
+        raise TypeError(f"model_class must be a model class that fits {saved}, got {model_class!r}")
+    return chosen
 
 
 def _names_by_module(names: list[str], model: nn.Module) -> dict[nn.Module, str]:
     """Return the saved name of each attention module; the loaded model may have another head, or none."""
     modules, prefix = dict(model.named_modules()), f"{getattr(model, 'base_model_prefix', '')}."
-    for known in (names, _renamed(names, model)):
-        for now in (known, [prefix + name for name in known], [name.removeprefix(prefix) for name in known]):
+    for own in (names, _renamed(names, model)):
+        for now in (own, [prefix + name for name in own], [name.removeprefix(prefix) for name in own]):
             if modules.keys() >= set(now):
                 return {modules[new]: old for new, old in zip(now, names, strict=True)}
-    missing = next(name for name in names if name not in modules)
-    raise ValueError(
-        f"the model has no module '{missing}' to attach the saved encoding to; load it with the class that was saved"
-    )
+    missing, advice = next(name for name in names if name not in modules), "load it with the class that was saved"
+    raise ValueError(f"the model has no module '{missing}' to attach the saved encoding to; {advice}")
 
 
 def _renamed(names: list[str], model: nn.Module) -> list[str]:

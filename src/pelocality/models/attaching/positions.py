@@ -73,14 +73,14 @@ def with_angles(call: dict[str, Any], new: Callable[[Angles], Angles]) -> dict[s
     """
     named = {name: each for name, each in call.items() if each is not None and _ANGLES.search(name)}
     pairs = {name: each for name, each in named.items() if isinstance(each, tuple | list) and len(each) == 2}
-    found: dict[str, Any] = {name: new(tuple(each)) for name, each in pairs.items() if each[0].shape == each[1].shape}
+    changed: dict[str, Any] = {name: new(tuple(each)) for name, each in pairs.items() if each[0].shape == each[1].shape}
     tensors = {name: each for name, each in named.items() if isinstance(each, Tensor)}
-    found |= {name: new((each,))[0] for name, each in tensors.items() if each.is_complex()}
-    if len(tensors) == 2 and not found:
+    changed |= {name: new((each,))[0] for name, each in tensors.items() if each.is_complex()}
+    if len(tensors) == 2 and not changed:
         first, second = tensors.values()
         if first.shape == second.shape:
-            found |= zip(tensors, new((first, second)), strict=True)
-    return call | found
+            changed |= zip(tensors, new((first, second)), strict=True)
+    return call | changed
 
 
 def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
 
 def angles_of(call: dict[str, Any]) -> list[Angles]:
     """Return the cosines and sines, or complex tensors, among the arguments of a call."""
-    found: list[Angles] = []
+    every: list[Angles] = []
 
     def noted(angles: Angles) -> Angles:
-        found.append(angles)
+        every.append(angles)
         return angles
 
     with_angles(call, noted)
-    return found
+    return every
 
 
 def takes_angles(module: nn.Module) -> bool:
@@ -107,10 +107,10 @@ def takes_angles(module: nn.Module) -> bool:
 
 def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
     """Return the rotation by which an attention module is called, read from its first tokens; None without one."""
-    found = angles_of(call)
-    if not found:
+    every = angles_of(call)
+    if not every:
         return None
-    parts = found[0] if len(found[0]) == 2 else (found[0][0].real, found[0][0].imag)
+    parts = every[0] if len(every[0]) == 2 else (every[0][0].real, every[0][0].imag)
     cos, sin = (each.detach().flatten(0, -3)[0].double() for each in parts)  # (n, d or d / 2)
     angle, half = torch.atan2(sin, cos), cos.shape[-1] // 2
     both = torch.stack([cos, sin])  # equal but for rounding where each angle stands twice

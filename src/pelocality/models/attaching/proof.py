@@ -51,9 +51,9 @@ def proving(model: SequenceModel, encoding: str, inputs: Any = None) -> Iterator
     """
     with inference(model.module):
         try:
-            given, before = _few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
-            yield given, before
-            check_same(outputs_of(model, given), before, "after removal its outputs differ from those before")
+            batch, before = _few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
+            yield batch, before
+            check_same(outputs_of(model, batch), before, "after removal its outputs differ from those before")
         except Exception as error:
             reason = str(error)
             if not isinstance(error, NotProvedError):
@@ -76,20 +76,20 @@ def prove_encodings(plan: Plan) -> None:
         ValueError: A check failed; the message names it.
     """
     model, inputs = plan.model, plan.inputs if plan.model.adds_tokens else None
-    with proving(model, "an encoding", inputs) as (given, before):
+    with proving(model, "an encoding", inputs) as (batch, before):
         nothing = [NoEncoding() for _ in plan.places]
         with plan.trial(nothing, disable=False):
-            check_same(outputs_of(model, given), before, "with a bias of zero its outputs differ from those without")
+            check_same(outputs_of(model, batch), before, "with a bias of zero its outputs differ from those without")
         seen = _Seen()
         with plan.trial([_trial_encoding(place.heads) for place in plan.places.values()], disable=plan.disable):
             biases = attached_biases(model.module)
             for bias in biases:
                 bias.note = functools.partial(seen.note, bias)
-            model.watch(given, lambda attention: seen.biased.append(attention.weights), None)
+            model.watch(batch, lambda attention: seen.biased.append(attention.weights), None)
         _check_seen(model, seen, biases)
         if plan.disable and inputs is None:
             with plan.trial(nothing, disable=True):
-                _check_equivariance(model, given["input_ids"])
+                _check_equivariance(model, batch["input_ids"])
 
 
 def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
@@ -197,8 +197,8 @@ class _Seen:
 
 def _check_seen(model: SequenceModel, seen: _Seen, biases: list[Attached]) -> None:
     """Check that every encoding entered attention that was seen, and that the weights are those with the bias."""
-    found = {id(bias) for bias, *_ in seen.plain.values()}
-    missing = sum(id(bias) not in found for bias in biases)
+    noted = {id(bias) for bias, *_ in seen.plain.values()}
+    missing = sum(id(bias) not in noted for bias in biases)
     if missing or any(place >= len(seen.biased) for place in seen.plain):
         counts = f"{len(seen.biased)} attentions over all its tokens ran, {len(seen.plain)} got the bias"
         raise NotProvedError(f"{counts}, and {missing} of its {len(biases)} attention modules added none")
@@ -216,7 +216,7 @@ def _check_weights(model: SequenceModel, bias: Attached, plain: Tensor, visible:
     biased = biased.reshape(-1, bias.place.heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
-    # columns beyond the tokens are sinks, which get no bias
+    # Columns beyond the tokens are sinks, which get no bias.
     added = nn.functional.pad(bias.encoding(n).detach().cpu().double(), (0, columns - n))
     exact = (plain.log() + added).softmax(-1)[..., :n]
     rows = visible.any(-1, keepdim=True) & (plain.sum(-1, keepdim=True) > 0)

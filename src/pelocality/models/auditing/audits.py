@@ -10,16 +10,7 @@ from pelocality._distributed import refuse_sharded
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
 from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
-from pelocality.models.auditing.measured import (
-    BEHIND_PADDING,
-    PADDING,
-    SHORT,
-    Layer,
-    Lookup,
-    NoRowError,
-    Reading,
-    read,
-)
+from pelocality.models.auditing.measured import BEHIND_PADDING, PADDING, SHORT, Layer, Lookup, NoRowError, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.families import UNDECLARED, family_named
@@ -88,7 +79,7 @@ def audit(
     length, farthest = map(max, zip(*map(_declared_sizes, models), strict=True))
     readings = [_read(each, input_ids, length, farthest) for each in models]
     audits = list(map(_audit, readings))
-    return audits[0] if other is None else _compare(audits, readings)
+    return audits[0] if other is None else _differences(audits, readings)
 
 
 def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
@@ -180,7 +171,7 @@ def _joined(words: Iterable[str]) -> str:
     return " + ".join(each for each in words if each != UNDECLARED) or next(iter(words), "none")
 
 
-def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
+def _differences(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
     """Return where the positions of two models differ."""
     shapes = [[(layer.number, layer.constant.logits.shape) for layer in reading.layers] for reading in readings]
     if shapes[0] != shapes[1]:
@@ -192,7 +183,7 @@ def _compare(audits: list[Audit], readings: list[Reading]) -> AuditComparison:
         audits=(audits[0], audits[1]),
         distance=distance,
         length=length,
-        # the total variation, mean over heads and queries
+        # This is the total variation, the mean over heads and queries.
         change=tuple(float((a.text.weights - b.text.weights).abs().sum(-1).mean() / 2) for a, b in pairs),
         layers=tuple(layer.number for layer in readings[0].layers),
         input_position=_first_other_row(*(reading.table for reading in readings)),

@@ -314,7 +314,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     declared = [family.declared_rotation(config, layer) for layer in range(config.num_hidden_layers)]
     hints = sorted({each.dims for each in declared if isinstance(each, RotaryAngles)})
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
-    # an encoder-decoder model reads with its encoder, which continues no text
+    # An encoder-decoder model reads with its encoder, which continues no text.
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
@@ -364,7 +364,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
 
 def _table_at_input(lookups: list[Lookup], widths: set[int]) -> Lookup | None:
     """Return the table outside the blocks of which tokens read rows by position, of one of these widths, or None."""
-    # tables of angles are as wide as a head
+    # Tables of angles are as wide as a head.
     added = [each for each in lookups if each.block is None and each.rows.ndim == 1 and each.table.shape[1] in widths]
     every = (each for each in added if bool((each.rows.diff() != 0).all()))
     return next(every, added[0] if added else None)

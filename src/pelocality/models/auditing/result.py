@@ -58,7 +58,7 @@ class Audit(DisplayMixin):
         for row in self.layers:
             for mismatch in row.mismatches:
                 layers.setdefault(mismatch, []).append(row.layer)
-        return tuple(f"{_numbered(numbers)}: {mismatch}" for mismatch, numbers in layers.items())
+        return tuple(f"{_layers_text(numbers)}: {mismatch}" for mismatch, numbers in layers.items())
 
     def to_frame(self) -> pd.DataFrame:
         """Return the audit as a table.
@@ -158,7 +158,7 @@ class AuditComparison(DisplayMixin):
         return tuple(f"{side}: {note}" for side, each in zip("ab", self.audits, strict=True) for note in each.notes)
 
 
-def _numbered(numbers: Sequence[int]) -> str:
+def _layers_text(numbers: Sequence[int]) -> str:
     """Return "layer 3", "layers 0-5" or "layers 1, 3"."""
     first, *_, last = (*numbers, numbers[-1])
     if first == last:

@@ -44,7 +44,7 @@ class Rotation:
 
     def frequencies(self) -> Tensor:
         """Return radians per position (pair,), from consecutive positions, of either direction."""
-        steps = self.direction * _wrapped(self.angles.diff(dim=0))
+        steps = self.direction * _within_half_turn(self.angles.diff(dim=0))
         position = torch.arange(len(steps) + 1, dtype=steps.dtype, device=steps.device)
         total = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])  # angles that grow beyond pi
         return (total * position[:, None]).sum(0) / (position**2).sum()
@@ -72,12 +72,12 @@ class Rotation:
             allowed = self.tolerance + 1e-6 * angles.abs()
         else:
             angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions[:, None]
-        off = _wrapped(self.angles - angles).abs()
+        off = _within_half_turn(self.angles - angles).abs()
         far = (off > allowed).any(1)
         return (int(self.positions[far][0]), float(off.max())) if bool(far.any()) else None
 
 
-def _wrapped(angles: Tensor) -> Tensor:
+def _within_half_turn(angles: Tensor) -> Tensor:
     """Return angles between -pi and pi."""
     return torch.remainder(angles + torch.pi, 2 * torch.pi) - torch.pi
 
@@ -121,7 +121,7 @@ def rotation_of(
         misfit, turns = _fit(states[..., part], before[..., part], interleaved)
         if misfit < least:
             least, rotation, paired = misfit, turns, interleaved
-        # a rotation of more dimensions, whose further pairs do not turn, would fit too, up to rounding
+        # A rotation of more dimensions, whose further pairs do not turn, would fit too, up to rounding.
         if misfit < max(1e-4, 2 * eps):
             break
     if rotation is None:

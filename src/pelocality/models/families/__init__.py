@@ -68,7 +68,7 @@ def longest_input(family: Architecture, base: Any) -> int | None:
         torch's own class that an attached encoding has disabled.
     """
     tables = [table for table in family.position_tables(base) if isinstance(table, nn.Embedding)]
-    # a table of a class of its own looks its rows up before they are replaced
+    # A table of a class of its own looks its rows up before they are replaced.
     if positions_disabled(base) and all(type(table).forward is nn.Embedding.forward for table in tables):
         return None
     return family.max_length(base)

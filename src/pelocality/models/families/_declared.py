@@ -82,17 +82,17 @@ class DeclaredPositions:
 
     def declared_rotation(self, config: Any, layer: int) -> RotaryAngles | str | None:
         """Return the rotary embeddings of a layer, None for none, "undeclared" where they are not known."""
-        kind, config = layer_type(config, layer), _of_layer(config, layer)
+        its_type, config = layer_type(config, layer), _of_layer(config, layer)
         in_windows = self.rotates_in_windows_alone and getattr(config, "sliding_window", None)
         base = _member(getattr(config, "layer_rope_theta", None), layer)
         parameters: Any = getattr(config, "rope_parameters", None)
-        by_type = isinstance(parameters, Mapping) and "rope_type" not in parameters and kind in parameters
-        parameters = parameters[kind] if by_type else parameters
+        by_type = isinstance(parameters, Mapping) and "rope_type" not in parameters and its_type in parameters
+        parameters = parameters[its_type] if by_type else parameters
         if (
             # 1 where a layer has RoPE, despite the name
             _member(getattr(config, "no_rope_layers", None), layer) == 0
             or (by_type and parameters is None)
-            or (in_windows and kind != "sliding_attention")
+            or (in_windows and its_type != "sliding_attention")
             or base == 0
             or getattr(config, "position_embedding_type", "") is None
             or getattr(config, "use_mem_rope", True) is False
@@ -102,8 +102,8 @@ class DeclaredPositions:
         if self.rotates_by_default or _has_rotary(config):
             return RotaryAngles(getattr(config, "rotary_dim", None) or head_size(config))
         if not isinstance(parameters, Mapping) or "rope_theta" not in parameters:
-            known = self.rotates_by_default is False or self.declared_table(config) is not None
-            return None if known else UNDECLARED
+            declared = self.rotates_by_default is False or self.declared_table(config) is not None
+            return None if declared else UNDECLARED
         scaling = parameters.get("rope_type", "default")
         if scaling not in SCALINGS:
             return UNDECLARED
@@ -138,16 +138,16 @@ class DeclaredPositions:
 
         A causal window counts the query itself; another one is the distance to either side.
         """
-        kind, size = layer_type(config, layer), getattr(_of_layer(config, layer), "sliding_window", None)
-        if kind == "chunked_attention":
+        its_type, size = layer_type(config, layer), getattr(_of_layer(config, layer), "sliding_window", None)
+        if its_type == "chunked_attention":
             return "chunks", config.attention_chunk_size
-        if kind in ("full_attention", "attention", "hybrid", "global"):
+        if its_type in ("full_attention", "attention", "hybrid", "global"):
             return None
-        if kind == "local":  # GPT-Neo
+        if its_type == "local":  # GPT-Neo
             return "window", config.window_size
-        if kind is None:
+        if its_type is None:
             return ("window", size) if size and getattr(config, "use_sliding_window", True) is not False else None
-        return ("window", size) if size and kind in ("sliding_attention", "hybrid_sliding") else UNDECLARED
+        return ("window", size) if size and its_type in ("sliding_attention", "hybrid_sliding") else UNDECLARED
 
 
 def head_size(config: Any) -> int:
@@ -175,5 +175,5 @@ def _of_layer(config: Any, layer: int) -> Any:
     """Return the configuration of a layer, where layers may differ in their sizes."""
     if not hasattr(config, "per_layer_config"):
         return config
-    # num_hidden_layers of an encoder-decoder model may be the encoder's, and the decoder may have more layers
+    # The num_hidden_layers of an encoder-decoder model may be the encoder's, and the decoder may have more layers.
     return config.per_layer_config[min(layer, config.num_hidden_layers - 1)]

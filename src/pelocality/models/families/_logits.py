@@ -61,7 +61,7 @@ class KnownLogits(Architecture):
         """
         size = getattr(module, self.head_size)
         query, key = (split_heads(getattr(module, name)(hidden), size) for name in self.projections)
-        # grouped-query attention: each key head serves several adjacent query heads
+        # In grouped-query attention, each key head serves several adjacent query heads.
         return query, key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
     def attention_input(self, hidden: Tensor) -> Tensor:

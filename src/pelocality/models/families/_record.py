@@ -45,7 +45,7 @@ _LIMITS = ("max_position_embeddings", "max_target_positions")
 # Classes of modules that are called with position ids: rotary ones, and those with a table inside.
 _READERS = re.compile("Rotary|Embeddings$")
 
-# model types without one (n, n) matrix of softmax attention per head
+# These model types have no single (n, n) matrix of softmax attention per head.
 _NOT_MEASURED = {
     "it has no attention weights": ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "fnet"),
     "it attends within windows, blocks or hash buckets, or to other tokens than its own": (
@@ -112,7 +112,7 @@ class Architecture(DeclaredPositions):
         inside = list(base.named_modules())[1:]
         named = {name: module for name, module in inside if not _NOT_ATTENTION.search(name.lower())}
         calling = [module for module in named.values() if _calls_the_interface(module)]
-        # others attend to something else than tokens: Inkling 2's to the outputs of blocks
+        # Others attend to something else than tokens: Inkling 2's to the outputs of blocks.
         classes = tuple({type(module) for module in calling if self._takes_a_mask(argument_names(module))})
         if classes:  # subclasses with their own method `forward` count too
             return [module for module in named.values() if isinstance(module, classes)]

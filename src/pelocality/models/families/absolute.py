@@ -67,7 +67,7 @@ RECORDS: tuple[Architecture, ...] = (
     *(Bert(), Albert(), Gpt2()),
     Bert("distilbert", projections=("q_lin", "k_lin")),  # Sanh et al., 2019
     Bert("roberta", "xlm-roberta", "camembert", **_AFTER_PADDING),
-    # its layers are convolutions over states (batch, d, n) (Iandola et al., 2020)
+    # Its layers are convolutions over states (batch, d, n) (Iandola et al., 2020).
     Architecture("squeezebert", table="learned", token_axis=2),
     Architecture(*_LEARNED, table="learned"),
     Architecture(*_LIKE_ROBERTA, table="learned", **_AFTER_PADDING),

@@ -138,7 +138,7 @@ class XlNet(KnownLogits):
 
     def _projected_sinusoids(self, base: Any, module: Any, length: int) -> Tensor:
         """Return the sinusoids projected by r, unscaled: (head, 2n - 1, d_head)."""
-        # rows are the distances i - j = n, n - 1, ..., so that row n + k is j - i = k
+        # Rows are the distances i - j = n, n - 1, ..., so that row n + k is j - i = k.
         table = base.relative_positional_encoding(length, length)[1:, 0]
         projected = torch.einsum("kd,dhe->hke", table.to(module.r), module.r)
         missing = 2 * length - 1 - projected.shape[1]  # a causal ("uni") model has no rows for the future

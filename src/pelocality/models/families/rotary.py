@@ -53,7 +53,7 @@ class Rotary(KnownLogits):
         rotated = angles.dims + angles.dims % 2 if isinstance(angles, RotaryAngles) else size
         pairs = torch.arange(rotated).view(-1, 2).T if self.interleaved else torch.arange(rotated).view(2, -1)
         order = torch.cat([pairs, torch.arange(rotated, size).view(2, -1)], dim=1).flatten().to(query.device)
-        # grouped-query attention: each key head serves several adjacent query heads
+        # In grouped-query attention, each key head serves several adjacent query heads.
         return query[..., order], key[..., order].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
     def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
@@ -62,13 +62,13 @@ class Rotary(KnownLogits):
         seen = super().visible_distances(base, module, length)
         if window is None:
             return seen
-        # a bidirectional window counts the tokens on either side; a causal one, and Gemma's, the token itself too
+        # A bidirectional window counts the tokens on either side; a causal one, and Gemma's, the token itself too.
         own = self.causal(base) or getattr(base.config, "use_bidirectional_attention", False)
         return seen & (torch.arange(1 - length, length, device="cpu").abs() < window + (not own))
 
     def rotation(self, base: Any, module: Any, length: int) -> tuple[Tensor, Tensor] | None:
         device = next(base.rotary_emb.buffers()).device
-        # read for dtype and device alone: angles of half precision are not rounded
+        # Only dtype and device are read here: angles of half precision are not rounded.
         states = torch.empty(1, dtype=torch.promote_types(base.dtype, torch.float32), device=device)
         position_ids = torch.arange(length, device=device)[None]
         types = "layer_type" in argument_names(base.rotary_emb)

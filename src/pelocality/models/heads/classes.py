@@ -200,8 +200,6 @@ def head_classes(
     count("seed", seed, least=0)
     for name, value in (("sequences", sequences), ("permutations", permutations), ("batch_size", batch_size)):
         count(name, value)
-    if model.content is not None:
-        raise ValueError(f"head_classes permutes and repeats token ids, but {model} reads other inputs")
     plain, repeated = random_tokens(model, tokenizer, length, sequences, seed)
     texts = in_batches(plain, batch_size) if texts is None else texts
     batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)

@@ -122,7 +122,7 @@ class HeadSums:
         moving = keys & (position != query[:, None])
         for repeat in range(permutations):
             generators = [np.random.default_rng((seed, self.texts + row, repeat)) for row in range(len(rows))]
-            target = torch.stack([_permuted(*each) for each in zip(moving, generators, strict=True)])
+            target = torch.stack([_permuted_tokens(*each) for each in zip(moving, generators, strict=True)])
             ids = inputs["input_ids"]
             ids = torch.empty_like(ids).scatter(1, target.to(ids.device), ids)
             permuted = self.observe(inputs | {"input_ids": ids}, lambda place, weights, _: weights[rows, :, query])
@@ -197,7 +197,7 @@ def _by_distance(matrices: Tensor, reach: int) -> Tensor:
     return torch.stack(sums, -1)
 
 
-def _permuted(moving: Tensor, generator: np.random.Generator) -> Tensor:
+def _permuted_tokens(moving: Tensor, generator: np.random.Generator) -> Tensor:
     """Return the new place of each token, where those that move (n,) change places among themselves."""
     target, places = torch.arange(len(moving), device="cpu"), moving.nonzero().flatten()
     target[places] = places[torch.from_numpy(generator.permutation(len(places)))]

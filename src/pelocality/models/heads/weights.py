@@ -10,7 +10,7 @@ from pelocality.models._weights import loaded, refuse_quantised
 from pelocality.models.logits.terms import known_projections
 from pelocality.models.sequence_model import SequenceModel
 
-# scale of the inputs that weights are read with: a large bias in half precision rounds small ones away
+# Weights are read with inputs of this scale: a large bias in half precision rounds small ones away.
 _SCALE = 2.0**12
 _OUTLIER = 2.0  # standard deviations above the mean norm, the gamma of Saponati et al.
 

@@ -1,6 +1,7 @@
 """Text as batches of token ids, and their checks."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby, islice
 from reprlib import repr as brief
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from pelocality._checks import check_several, check_tokenizer
 from pelocality.models.inputs.words import special_ids
 from pelocality.models.sequence_model import SequenceModel
 
@@ -17,19 +19,18 @@ def token_tensor(name: str, values: Any, ids: Tensor | None = None) -> Tensor:
     """Return token ids, or token types or a mask of the shape of ``ids``, as integers; masks hold 0 and 1 in any type.
 
     Raises:
-        TypeError: It does not hold integers.
-        ValueError: Texts of different lengths, another shape than ``ids``, or a mask with other values.
+        TypeError: It holds no numbers.
+        ValueError: Texts of different lengths, another shape than ``ids``, numbers that are no integers, or a mask with
+            other values than 0 and 1.
     """
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         wrong = ValueError if isinstance(values, list | tuple) else TypeError  # lists of different lengths
         raise wrong(f"{name} must be integers, (n,) or (batch, n): {error}") from error
-    is_mask = name.endswith("mask")
-    if is_mask and not bool(((tensor == 0) | (tensor == 1)).all()):
-        raise ValueError(f"{name} must hold 0 and 1, got other values")
-    if not is_mask and tensor.numel() and (tensor.is_floating_point() or tensor.dtype == torch.bool):
-        raise TypeError(f"{name} must be integers, got {tensor.dtype}; run the tokenizer first")
+    is_mask, integers = name.endswith("mask"), not (tensor.is_floating_point() or tensor.dtype == torch.bool)
+    if not (((tensor == 0) | (tensor == 1)).all() if is_mask else integers or not tensor.numel()):
+        raise ValueError(f"{name} must be {'0 and 1' if is_mask else 'integers'}, got other values of {tensor.dtype}")
     if ids is not None and tensor.shape != ids.shape:
         raise ValueError(f"{name} must have the shape of input_ids {tuple(ids.shape)}, got {tuple(tensor.shape)}")
     return tensor.long()
@@ -83,7 +84,7 @@ def runs_of_tokens(included: Tensor) -> Tensor:
 
 
 def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, batch_size: int) -> Iterator[Any]:
-    """Yield batches that are given as they are, and strings in tokenised batches, read as they are needed.
+    """Yield batches as they are, and strings in tokenised batches, read as they are needed.
 
     Args:
         texts: Strings, or tokenised batches.
@@ -92,22 +93,18 @@ def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, ba
         batch_size: Strings of a batch.
 
     Raises:
-        TypeError: One text or batch instead of several, or strings among other items.
-        ValueError: Strings without a tokenizer, or one that has no tokens.
+        TypeError: One text or batch instead of several, or strings without a tokenizer.
+        ValueError: A string that has no tokens.
     """
-    if isinstance(texts, str | Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
-        wanted = "a list, [text] or [batch], or a column, frame['text']; texts come before the tokenizer"
-        raise TypeError(f"texts must be {wanted}; got {type(texts).__name__}")
-    for number, (strings, items) in enumerate(groupby(texts, lambda item: isinstance(item, str))):
-        if number:
-            raise TypeError("texts must be strings only, or tokenised batches only, got both")
-        yield from _tokenised(items, model, tokenizer, batch_size) if strings else items
+    check_several("texts", texts)
+    for strings, items in groupby(texts, lambda item: isinstance(item, str)):
+        batches = partial(_tokenised, model=model, tokenizer=tokenizer, batch_size=batch_size) if strings else iter
+        yield from batches(items)
 
 
 def _tokenised(texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch_size: int) -> Iterator[Any]:
     """Yield the inputs of as many texts at a time, (batch, n) each."""
-    if tokenizer is None:
-        raise ValueError("texts holds strings, which need a tokenizer; pass tokenizer=")
+    check_tokenizer(tokenizer)
     special, remaining = special_ids(model, tokenizer), iter(texts)
     while batch := list(islice(remaining, batch_size)):
         encoded = tokenizer(batch, padding=False, truncation=False, verbose=False)

@@ -12,7 +12,7 @@ import torch
 from pelocality._checks import check_tokenizer, count
 from pelocality.models.sequence_model import SequenceModel
 
-# words are tokenised after this one, because most tokenizers treat the start of a text differently
+# Words are tokenised after this one, because most tokenizers treat the start of a text differently.
 _BEFORE = "a"
 
 
@@ -73,7 +73,7 @@ def repeated_words(
     ids, names = choose_words(model, tokenizer, words, seed)
     model.check_length(length, len(before) + len(after))
     model.check_ids(torch.tensor([*before, *after], device="cpu"), "input_ids" if prefix is False else "prefix")
-    fed = () if prefix is False else _texts(tokenizer, before)
+    fed = () if prefix is False else _decoded(tokenizer, before)
     if fed and before[0] in ids:
         raise ValueError(f"words holds the prefix {fed[0]!r}, which must differ from the words; give another prefix")
     rows = torch.tensor([[*before, *[word] * length, *after] for word in ids], device=model.device)
@@ -88,7 +88,7 @@ def choose_words(
 
     Raises:
         TypeError: ``words`` is neither a count nor a sequence of strings and ids, or ``tokenizer`` not a tokenizer.
-        ValueError: A word is not one token or given twice, an id is outside the vocabulary or the padding that the
+        ValueError: A word is not one token or comes twice, an id is outside the vocabulary or the padding that the
             model counts positions from, or too few words exist.
     """
     if tokenizer is not None:
@@ -104,10 +104,10 @@ def choose_words(
         if any(getattr(table, "padding_idx", None) in ids for table in tables):  # RoBERTa counts positions past it
             raise ValueError(f"words holds the padding id {model.padding}, for which {model} counts no positions")
     model.check_ids(torch.tensor(ids, device="cpu"), "words")
-    return tuple(ids), tuple(text.strip() for text in _texts(tokenizer, ids))
+    return tuple(ids), tuple(text.strip() for text in _decoded(tokenizer, ids))
 
 
-def _texts(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
     """Return each token as text, its id without a tokenizer."""
     return tuple(str(token) if tokenizer is None else tokenizer.decode([token]) for token in ids)
 
@@ -116,10 +116,8 @@ def check_words(words: Any) -> None:
     """Refuse all but a count or a sequence of strings and token ids; no model is needed."""
     if isinstance(words, int | np.integer):
         count("words", words)
-    elif isinstance(words, str | bytes) or not isinstance(words, Sequence):
-        raise TypeError(f"words must be a count or a sequence of words and token ids, got {words!r}")
-    elif not words:
-        raise ValueError("words is empty; give at least one word, or a count to draw")
+    elif isinstance(words, str | bytes) or not isinstance(words, Sequence) or not words:
+        raise TypeError(f"words must be a count, or a list of words and token ids that is not empty, got {words!r}")
 
 
 def special_ids(model: SequenceModel, tokenizer: Any = None) -> set[int]:
@@ -147,14 +145,11 @@ def special_tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
-    """Return the token id of a word that was given as text or as an id, in an argument of this name."""
+    """Return the token id of a word, which may be a text or an id, in an argument of this name."""
     if isinstance(word, int | np.integer) and not isinstance(word, bool):
         return int(word)
-    if not isinstance(word, str):
-        raise TypeError(f"{name} must be words or token ids, got {word!r}")
-    if tokenizer is None:
-        raise ValueError(f"{name} contains {word!r}, which needs a tokenizer; pass tokenizer=, or token ids")
-    tokens = _tokens_of(word, tokenizer)
+    check_tokenizer(tokenizer)
+    tokens = _tokens_of(word, tokenizer)  # type: ignore[arg-type] - a tokenizer refuses what is no text
     if len(tokens) != 1 or tokens == [tokenizer.unk_token_id]:
         raise ValueError(f"{name} must be single tokens, but {word!r} is {tokenizer.convert_ids_to_tokens(tokens)}")
     return tokens[0]

@@ -122,7 +122,7 @@ def rotary_bands(
     with inference(base):
         if family.rotation(base, modules[0], 1) is None:
             raise ValueError(f"{model} does not rotate queries and keys; use positional_logits")
-        chosen = requested_layers(layers, range(len(modules)), len(modules), "which have no rotations")
+        chosen = requested_layers(layers, range(len(modules)), len(modules), "with a rotation")
         device, angles = model.device, dict[int, Tensor]()
 
         def take(layer: int, both: Tensor, kept: Tensor) -> tuple[Tensor, ...]:

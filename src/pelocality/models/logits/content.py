@@ -162,7 +162,7 @@ class ByDistance:
         logits = query.new_zeros(())
         if self.cos is not None and self.sin is not None:
             (q, q_other), (k, k_other) = query.chunk(2, -1), key.chunk(2, -1)
-            # the one at position 0 is not rotated, but scaled like all others (YaRN, LongRoPE)
+            # The one at position 0 is not rotated, but scaled like all others (YaRN, LongRoPE).
             even = self.cos[0] * (q * k + q_other * k_other).mean(0) @ self.cos.T  # (head, n)
             odd = self.cos[0] * (q_other * k - q * k_other).mean(0) @ self.sin.T
             logits = diagonals(even - odd, even + odd)

@@ -127,7 +127,7 @@ def decompose(
     with inference(base), loaded(base, position_parts(base, absolute)):
         splits = [_split_of(model, module, layer) for layer, module in enumerate(modules)]
         available = [layer for layer, split in enumerate(splits) if split is not None]
-        chosen = requested_layers(layers, available, len(splits), "which cannot be split; use layers=[0]")
+        chosen = requested_layers(layers, available, len(splits), "that can be split")
         captured: list[Tensor] = []  # the rows looked up in the table, then the embeddings before their layer norm
         tables = [] if absolute is None else [absolute.table, absolute.norm]
         with hooked(tables, lambda _, args, kwargs: captured.append(args[0])), captured_inputs(model) as hidden:

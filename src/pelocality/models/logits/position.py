@@ -237,7 +237,7 @@ def positional_logits(
         if not (table or biased or with_content):
             raise ValueError(f"{model} has no known positional terms in its logits")
         closed = range(1) if table and not biased else range(len(modules))
-        chosen = requested_layers(layers, closed, len(modules), "without a closed form; use layers=[0]")
+        chosen = requested_layers(layers, closed, len(modules), "with a closed form")
         method: Method = "exact"
         if with_content and not table:  # XLNet's bias is of no content
             method = "texts" if texts is not None else "exact" if biased else "words"

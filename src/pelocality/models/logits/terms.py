@@ -17,6 +17,8 @@ from pelocality.models.families import KnownLogits, known_families
 from pelocality.models.observer import blocks_of
 from pelocality.models.sequence_model import SequenceModel
 
+_REPLACED = "its attention modules were replaced by others"
+
 
 @dataclass(frozen=True, eq=False)
 class Terms:
@@ -59,15 +61,16 @@ def known_projections(model: SequenceModel) -> KnownLogits:
     if not isinstance(family, KnownLogits):
         raise ValueError(f"the logits of {model} are not known; known model types: {', '.join(known_families())}")
     refuse_sharded(model.module)
-    if reason := family.why_not_measured(model.module):
-        raise ValueError(f"the attention of {model} is not a softmax of its logits: {reason}")
-    # other libraries put modules of their own in the places of the family's (TransformerLens's bridge, for one)
+    # Other libraries put modules of their own in the places of the family's (TransformerLens's bridge, for one)
     blocks, layers = blocks_of(model.module), family.attention_layers(model.module)
     own = [each for each in layers if any(c.__module__.startswith("transformers.") for c in type(each).__mro__)]
     inside = {module for each in own for module in each.modules()}
     every_block_has_one = own and not any(inside.isdisjoint(block.modules()) for block in blocks)
+    reason = family.why_not_measured(model.module)
     if not every_block_has_one or len(own) < len(layers) or not blocks.keys().isdisjoint(own):
-        raise ValueError(f"the logits of {model} are not known: its attention modules were replaced by others")
+        reason = _REPLACED
+    if reason:
+        raise ValueError(f"the logits of {model} are not known: {reason}")
     return family
 
 
@@ -86,7 +89,7 @@ def captured_inputs(
     with hooked(layers, collect):
         yield collected
     if len(collected) != len(layers):  # modules that are held by others in their places, and not called
-        raise ValueError(f"the logits of {model} are not known: its attention modules were replaced by others")
+        raise ValueError(f"the logits of {model} are not known: {_REPLACED}")
 
 
 def queries_and_keys(model: SequenceModel, module: Any, hidden: Tensor) -> QueriesAndKeys:

@@ -71,8 +71,8 @@ class AveragedAttention(DisplayMixin):
 
     @property
     def mean_of_metric(self) -> Measurement:
-        """The published metrics of each matrix, averaged: each (layer, head)."""
-        return Measurement(**{name: self.per_sample[name].mean(0) for name in PUBLISHED})
+        """The published metrics of each matrix, averaged: each (layer, head); a ValueError for a rollout."""
+        return Measurement(**{name: self._samples_of(name).mean(0) for name in PUBLISHED})
 
     @cached_property
     def metric_of_mean(self) -> Measurement:
@@ -119,10 +119,14 @@ class AveragedAttention(DisplayMixin):
         Raises:
             ValueError: An unknown metric or a confidence outside (0, 1).
         """
+        return interval_of(self._samples_of(metric), confidence)
+
+    def _samples_of(self, metric: str) -> Tensor:
+        """Return the numbers of each sample, (sample, layer, head), which a rollout does not have."""
         if not self.per_sample:
-            raise ValueError("there are no numbers of each text, and so no intervals; read metric_of_mean")
+            raise ValueError("a rollout has no numbers of each text, and so no intervals; read metric_of_mean")
         check_choice("metric", metric, self.per_sample)
-        return interval_of(self.per_sample[metric], confidence)
+        return self.per_sample[metric]
 
     def to_frame(
         self,

@@ -5,22 +5,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from pelocality._checks import number
-from pelocality.metrics import Measurement
 from pelocality.models.measuring.result import AveragedAttention
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(AveragedAttention):
     """The rollout of attention, with one head; see `AveragedAttention` for what it holds. It has no ``per_sample``."""
-
-    @property
-    def mean_of_metric(self) -> Measurement:
-        """Refused: there are no metrics of each text.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("a rollout is of the mean over texts, without metrics of each; read metric_of_mean")
 
     def _samples(self) -> str:
         return f"product of mean attention with residual weight {self.source.residual:g}"
@@ -50,7 +40,7 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
         texts, not the mean of their rollouts, and so has no intervals.
 
     Raises:
-        TypeError: Not such a result, or a residual that is not a number.
+        TypeError: A residual that is not a number.
         ValueError: A result without the attention of some layer below the last one, one of influence or of a rollout,
             which are over depth already, or a residual outside [0, 1].
 
@@ -65,8 +55,6 @@ def rollout(result: AveragedAttention, residual: float = 0.5) -> Rollout:
         >>> bool(last[0] > last[7] < last[-1])
         True
     """
-    if not isinstance(result, AveragedAttention):
-        raise TypeError(f"result must be of positional_attention or text_average, got {type(result).__name__}")
     share = number("residual", residual)
     if not 0 <= share <= 1:
         raise ValueError(f"residual must be between 0 and 1, such as 0.5, got {residual}")

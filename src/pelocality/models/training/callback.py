@@ -181,11 +181,11 @@ class LocalityCallback(TrainerCallback):
             one_sided = _in_causal_attention(model)
             return [(i, *self._of_encoding(each, each in one_sided)) for i, each in enumerate(encodings)]
         options: Any = {"length": self.length, "words": self.words, "seed": self.seed, "progress": False}
-        known = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
+        subject = SequenceModel(model, self.inputs, vocabulary_size=self.vocabulary_size)
         tokenizer = tokenizer if self.inputs is None else None
         is_attention = self.source == "attention"
         options |= {"prefix": self.prefix} if is_attention else {}
-        result: Any = (positional_attention if is_attention else positional_logits)(known, tokenizer, **options)
+        result: Any = (positional_attention if is_attention else positional_logits)(subject, tokenizer, **options)
         shared = (result.source.causal, result.positions) if is_attention else (result.causal, None)
         layers = zip(result.layers, result.attention, metrics.adjusted_locality(result), strict=True)
         return [(*layer, *shared) for layer in layers]
@@ -196,7 +196,7 @@ class LocalityCallback(TrainerCallback):
         length = self.length if positions is None else positions.before + positions.shape[1]
         mask = torch.ones(1, length, length, dtype=torch.bool, device=encoding.device)
         weights = encoding.weights(length, mask=mask.tril() if causal else mask)[0].detach()
-        # causality is given, as weights underflow to 0 elsewhere
+        # Causality is not read off the weights, which underflow to 0 elsewhere too.
         adjusted = metrics.adjusted_locality(weights, causal=causal, positions=positions)
         return weights, adjusted, causal, positions
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from transformers import PrinterCallback, Trainer
 
 from pelocality._batches import batches_of_equal_length
-from pelocality._checks import count
+from pelocality._checks import check_several, count
 from pelocality.models._inference import inference
 from pelocality.models.inputs.tokens import padded, padding_id
 from pelocality.models.inputs.words import special_tokens_around
@@ -109,9 +109,8 @@ def pieces(tokenizer: Any, texts: Iterable[str], length: int, *models: SequenceM
     """Return the texts in pieces of at most ``length`` tokens of the models, each between special tokens."""
     before, after = special_tokens_around(tokenizer)
     room = length - len(before) - len(after)
-    strings = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
-    if not all(isinstance(text, str) for text in strings):
-        raise TypeError(f"texts must be strings, one per text, got {texts!r:.80}")
+    check_several("texts", texts)
+    strings = list(texts)
     ids = tokenizer(strings, add_special_tokens=False, verbose=False)["input_ids"] if strings else []
     if room < 1 or not any(ids):
         raise ValueError(f"texts must hold some text, and length={length} leave room beside the special tokens")

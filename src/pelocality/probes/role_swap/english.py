@@ -44,11 +44,11 @@ PERSONAL = PRONOUNS.keys() - INDEFINITE
 THIRD_PERSON = words("he him she her it they them his hers its their theirs")
 SAME_PERSON = (words("i me"), words("we us"), words("you"))
 REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
-# words of degree, whose second part may stand elsewhere, and words that a negation licenses
+# These are words of degree, whose second part may stand elsewhere, and words that a negation licenses.
 BOUND = words("neither much only enough such same more less fewer than so too as least others another thee thou ye")
 ANY = words("any anyone anybody anything ever yet either")
 NEGATIVE = words("no nobody no-one noone nothing none few little")
-# before or after a noun phrase, these may belong to it: "almost every nun", "the nun alone", "the nuns all saw Ada"
+# Before or after a noun phrase, these may belong to it: "almost every nun", "the nun alone", "the nuns all saw Ada".
 BEFORE = words(
     "almost nearly only even just not merely mostly especially particularly exactly mainly largely partly primarily "
     "solely either neither both about roughly approximately half quite rather such dare dared"
@@ -71,9 +71,9 @@ _AUXILIARIES = {
 }  # fmt: skip
 AUXILIARIES = {word: tag for tag, listed in _AUXILIARIES.items() for word in words(listed)}
 VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "RB"})
-# verbs whose form may have any tense
+# The form of these verbs may have any tense.
 SYNCRETIC = words("put let cut hit set shut hurt quit spread beat bet split shed rid cast burst read cost")
-# the past and the participle of verbs that do not end in -ed
+# These are pasts and participles that do not end in -ed.
 PASTS = words(
     "ate eaten began begun bit bitten blew blown broke broken brought built bought caught chose chosen came dealt "
     "drew drawn drank drunk drove driven fell fallen fed felt fought found forgot forgotten forgave forgiven froze "
@@ -83,18 +83,18 @@ PASTS = words(
     "wrote written became"
 )
 COPULAS = _forms("become seem remain appear stay constitute represent mark", "became be am is are was were been being")
-# their object is an amount, a time, a place, a way, a state or quoted words, and not a patient
+# The object of these is an amount, a time, a place, a way, a state or quoted words, and not a patient.
 MEASURING = _forms(
     "cost weigh last total measure number average spend go come fall arrive travel sit stand lie kneel live rise "
     "decline say talk spell think guess wonder mean die look sound read",
     "spent went gone came fell fallen sat stood lay lain dying lying rose risen said thought meant",
 )
-# with a bare noun, and the first four with any indefinite one, they make one predicate: "took place", "gave a speech"
+# With a bare noun, and the first four with any indefinite one, they make one predicate: "took place", "gave a speech".
 LIGHT = _forms("make take give pay", "made took taken gave given paid")
 LIGHTER = (
     LIGHT | HAVE | _forms("get keep lose play shake catch hold run set", "got gotten kept lost shook caught held ran")
 )
-# after their object may stand a predicate: "sees the pictures flicker", "found this news helpful"
+# After their object may stand a predicate: "sees the pictures flicker", "found this news helpful".
 SMALL_CLAUSES = LIGHTER | _forms(
     "see hear watch feel notice let help find consider call want leave think believe name elect appoint",
     "saw seen heard felt found left thought",
@@ -114,18 +114,18 @@ _MEASURES = words(
     "metre m pace step centimeter cm mm foot feet inch yard pound lb ounce gram kg mg ton percent % dollar cent euro "
     "point degree while bit lot deal block lap way distance half dozen average amount home"
 )
-# after "by": how something is done, and not who does it
+# After "by", these say how something is done, and not who does it.
 MEANS = words(
     "method assay analysis technique mean means use procedure approach way process mail email phone hand force"
 )
 PLURALS = words("teeth men women children people mice geese lice oxen cattle criteria phenomena alumni police")
-# whether a verb after them is singular or plural is in doubt
+# Whether a verb after them is singular or plural is in doubt.
 VAGUE_NUMBER = words(
     "couple lot number majority bunch rest half dozen variety pair range most all some none group series species "
     "fish sheep deer aircraft staff crew data media team family committee audience public government news means "
     "headquarters"
 )
-# nations, religions and parties that do not end as most of them do
+# These nations, religions and parties do not end as most of them do.
 _NATIONS = words("arab dutch english french german greek scot swiss turk welsh jew muslim hindu catholic protestant "
                  "democrat soviet dane pole swede briton brit serb czech slovak kurd gypsy")  # fmt: skip
 _WH = words("who whom whose which what whoever whomever whatever whichever")
@@ -167,20 +167,20 @@ def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
     return tuple(map(_tag, lowered(sentence), layer.upos, layer.features))
 
 
-def _tag(word: str, upos: str, known: Mapping[str, str]) -> str:
-    form, tense = known.get("VerbForm"), known.get("Tense")
+def _tag(word: str, upos: str, features: Mapping[str, str]) -> str:
+    form, tense = features.get("VerbForm"), features.get("Tense")
     if upos in ("VERB", "AUX"):
         if form is None or (form == "Fin" and AUXILIARIES.get(word) == "MD"):
             return AUXILIARIES.get(word, "VERB")
         if form == "Fin":
-            third = known.get("Person", "3") == "3" and known.get("Number") == "Sing"
+            third = features.get("Person", "3") == "3" and features.get("Number") == "Sing"
             return "VBD" if tense == "Past" else "VBZ" if third else "VBP"
         return {"Inf": "VB", "Ger": "VBG"}.get(form) or ("VBG" if tense == "Pres" or word.endswith("ing") else "VBN")
     if upos == "PART":
         return "TO" if word == "to" else "POS" if word.startswith("'") else "RB"
-    if known.get("PronType") in ("Int", "Rel") or word in _WH:
+    if features.get("PronType") in ("Int", "Rel") or word in _WH:
         return "WRB" if upos == "ADV" else "WP"
-    if upos in ("PRON", "DET") and (known.get("Poss") == "Yes" or word in ("his", "its", "their")):
+    if upos in ("PRON", "DET") and (features.get("Poss") == "Yes" or word in ("his", "its", "their")):
         return "PRP$"
     tag = "DT" if upos == "PRON" and word in DETERMINERS else "," if word == "," else _UPOS_TAGS.get(upos, upos)
-    return tag + "S" if tag[:2] == "NN" and known.get("Number") in ("Plur", "Ptan") else tag
+    return tag + "S" if tag[:2] == "NN" and features.get("Number") in ("Plur", "Ptan") else tag

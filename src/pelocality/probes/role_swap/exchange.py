@@ -45,10 +45,10 @@ def exchange(
         clause = Clause(sentence, tags, first, verb, last)
         candidate = replace(candidate, voice="passive" if clause.passive else "active")
         reason = None if by_caller else reason_against(clause, candidate, symmetric)
-        found = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
-        if isinstance(found, Skipped):
-            return found
-        replacements = found
+        reinflected = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
+        if isinstance(reinflected, Skipped):
+            return reinflected
+        replacements = reinflected
     elif sentence.language != "en":
         reason = reason_by_features(sentence, candidate, agreement)
     elif not by_caller:
@@ -115,7 +115,7 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         return text
     gold, alone = english.has_gold_tags(sentence), end - start == 1
     if tag.startswith("NNP"):
-        # taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays"
+        # Taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays".
         single = alone and tag == "NNP" and not word.endswith("s")
         return text if gold or single or others[:1] == ["NNP"] else _CAPITAL
     single = alone or others[0] == "POS"

@@ -19,23 +19,23 @@ def reason_by_features(sentence: Sentence, candidate: Candidate, agreement: str)
         return "a light verb with a noun"
     if layer.features is None:
         return None
-    known = layer.features
-    if any(known[i].get("Reflex") == "Yes" or known[i].get("PronType") == "Rcp" for i in layer.subtree(verb)):
+    features = layer.features
+    if any(features[i].get("Reflex") == "Yes" or features[i].get("PronType") == "Rcp" for i in layer.subtree(verb)):
         return "a reflexive or reciprocal in the clause"
-    if any(kind in known[start].get("PronType", "") for start, _ in spans for kind in ("Int", "Rel")):
+    if any(tag in features[start].get("PronType", "") for start, _ in spans for tag in ("Int", "Rel")):
         return "an argument is interrogative or relative"
-    # every word counts: articles and adjectives have the case of their noun
-    first, second = ({known[i]["Case"] for i in range(*span) if "Case" in known[i]} for span in spans)
+    # Every word counts: articles and adjectives have the case of their noun.
+    first, second = ({features[i]["Case"] for i in range(*span) if "Case" in features[i]} for span in spans)
     if first != second:
         return "the arguments have different cases"
     nouns = (i for i, upos in enumerate(layer.upos or ()) if upos in ("NOUN", "PROPN"))
-    if not first and any("Case" in known[i] for i in nouns):
+    if not first and any("Case" in features[i] for i in nouns):
         return "the case of the arguments is unknown"
-    # what the verb marks, or an auxiliary, a participle of a passive, or a verb with the same subject
+    # The verb, an auxiliary, a participle of a passive or a verb with the same subject marks these.
     verbs = [verb, *(k for k in layer.children[verb] if layer.relations[k].split(":")[0] in ("aux", "conj"))]
-    finite = [i for i in verbs if known[i].get("VerbForm") in (None, "Fin") or candidate.voice == "passive"]
-    marked = {name for i in finite for name in known[i]}
-    old, new = (_agreement_features(layer, known, span) for span in spans)
+    finite = [i for i in verbs if features[i].get("VerbForm") in (None, "Fin") or candidate.voice == "passive"]
+    marked = {name for i in finite for name in features[i]}
+    old, new = (_agreement_features(layer, features, span) for span in spans)
     differs = any(name in marked and old.get(name, default) != new.get(name, default) for name, default in _AGREEMENT)
     return "the verb would not agree with its new subject" if differs and agreement != "ignore" else None
 
