@@ -321,7 +321,7 @@ def window(
         if not rows and matrices.positions is None:
             return window_of_profile(profile(matrices), share)
         mass, radius = mass_by_ring(matrices, rows=rows)
-        return radius[_narrowest(mass, share)]
+        return radius[narrowest(mass, share)]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
@@ -331,10 +331,10 @@ def window_of_profile(profile: Tensor, share: float) -> Tensor:
     past, future = sides_of(profile)
     n = past.shape[-1] + 1
     pairs = torch.arange(n, 0, -1, device=profile.device)  # numbers of pairs at distance 0..n-1
-    return _narrowest(torch.cat([profile[..., n - 1 : n], past + future], -1) * pairs, share)
+    return narrowest(torch.cat([profile[..., n - 1 : n], past + future], -1) * pairs, share)
 
 
-def _narrowest(by_distance: Tensor, share: float) -> Tensor:
+def narrowest(by_distance: Tensor, share: float) -> Tensor:
     """Return the smallest distance up to which a share of the mass lies, (..., n) -> (...)."""
     share = number("share", share)
     if not 0 < share <= 1:

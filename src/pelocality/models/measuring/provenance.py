@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 import pelocality
-from pelocality.models.measuring.samples import hides_future
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -61,8 +59,8 @@ class Provenance:
     residual: float | None = None
 
 
-def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
-    """Return the provenance of a result of a model."""
+def provenance(model: SequenceModel, *, causal: bool, **more: Any) -> Provenance:
+    """Return the provenance of a result of a model, of which no query attends to later keys if it is causal."""
     directions = getattr(model, "directions", 0)  # only an influence has directions
     if directions and more.get("seed") is None:
         more["seed"] = getattr(model, "seed", None)
@@ -71,7 +69,7 @@ def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance
         model_class=type(model.module).__name__,
         model_type=getattr(model.config, "model_type", ""),
         dtype=str(model.dtype).removeprefix("torch."),
-        causal=hides_future(visible),
+        causal=causal,
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=model.encoding,
         directions=directions,

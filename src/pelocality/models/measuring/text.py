@@ -5,20 +5,29 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import on_float64_device
 from pelocality._distributed import gathered, summed
 from pelocality.models.inputs.tokens import runs_of_tokens
 from pelocality.models.layers import AttentionLayers
-from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics
+from pelocality.models.measuring.samples import Observed, SampleMetrics, metrics_with_sink, sample_metrics
 from pelocality.positions import Positions
 
 FEWEST = 3
 """Tokens of a text that has a symmetry."""
 
+_MOST = 2**27  # numbers of a sum on the device of the model
+
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
-class TextSums:
+def check_runs(tokens: Tensor) -> None:
+    """Refuse texts whose measured tokens (batch, n) have others between them: distances over these are not known."""
+    if bool((runs_of_tokens(tokens) > 1).any()):
+        raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
+
+
+class TextSums(SampleMetrics):
     """Sums over texts of the deviations from uniform attention, for each layer, head and pair of positions.
 
     Args:
@@ -37,19 +46,25 @@ class TextSums:
         without_first: int,
         positions_of: Callable[[int], Positions | None],
     ) -> None:
+        super().__init__()
         self.layers, self.sinks, self.positions_of = layers, any(attending.sinks), positions_of
         self.most, self.first = length, attending.before + without_first
         self.texts = 0
-        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
-        # (layer, head, n, n) or (layer, 1, n, n), on the CPU, as not every accelerator has float64
+        # (layer, head, n, n) or (layer, 1, n, n)
         total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
         self.sums = {"total": total, "squares": total, "rounding": total[:, :1], "uniform": total[:, :1]}
         self.sums["counts"] = total[:, :1].long()
 
-    def _grow(self, length: int) -> None:
-        """Pad the sums to this number of positions: the longest text is known only at the end."""
-        if (more := length - self.sums["counts"].shape[-1]) > 0:
-            self.sums = {name: nn.functional.pad(each, (0, more, 0, more)) for name, each in self.sums.items()}
+    def _grow(self, length: int, device: torch.device) -> None:
+        """Pad the sums to this number of positions: the longest text is known only at the end.
+
+        They are on the device of the weights, or of many weights on the CPU.
+        """
+        layers, heads, n, _ = self.sums["total"].shape
+        if (more := length - n) > 0:
+            device = device if layers * heads * length**2 <= _MOST else torch.device("cpu")
+            shape = 0, more, 0, more
+            self.sums = {name: nn.functional.pad(each.to(device), shape) for name, each in self.sums.items()}
 
     def add(self, number: int, included: Tensor | None, place: int, weights: Tensor, visible: Tensor) -> None:
         """Add the attention to a batch of texts in one layer, and measure each text.
@@ -68,10 +83,10 @@ class TextSums:
             tokens = (own & behind)[:, : self.first + self.most]
         else:
             tokens = included[:, : self.most]
-        if bool((runs_of_tokens(tokens) > 1).any()):  # between which distances are not known
-            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
-        m = tokens.shape[1]
-        pairs = tokens[:, :, None] & tokens[:, None, :] & visible[:, :m, :m].cpu()
+        check_runs(tokens)
+        weights, visible = on_float64_device(weights), on_float64_device(visible)
+        m, here = tokens.shape[1], tokens.to(weights.device)
+        pairs = here[:, :, None] & here[:, None, :] & visible[:, :m, :m]
         if place == 0:  # every layer reads the same texts
             self.texts += int(tokens.any(1).sum())
         attention = self._add_matrices(place, weights, pairs)
@@ -82,41 +97,45 @@ class TextSums:
         first, *_, last = tokens.any(0).nonzero().flatten().tolist()
         positions = self.positions_of(last + 1 - first)
         part, kept = slice(0, None) if positions is None else slice(first, last + 1), tokens[measured]
-        attention, pairs = attention[measured][..., part, part], pairs[measured][:, part, part]
-        values = sample_metrics(attention, pairs, kept[:, part], positions)
-        values |= self._shares(weights[measured.to(weights.device)], kept, on_line=positions is None)
+        if not bool(measured.all()):
+            attention, pairs, weights = (each[measured.to(each.device)] for each in (attention, pairs, weights))
+        observed = Observed(attention[..., part, part], pairs[:, part, part], weights.dtype, positions)
+        whole = kept[:, part]
+        values = sample_metrics(observed, None if bool(whole.all()) else whole)
+        values |= self._shares(weights, kept, on_line=positions is None)
         self.per_text.setdefault(number, {})[place] = values
 
     def _add_matrices(self, place: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.
 
         Returns:
-            (batch, head, m, m): the attention over those pairs, rows renormalised; 0 elsewhere.
+            (batch, head, m, m): the attention over those pairs in at least float32, rows renormalised; 0 elsewhere.
         """
         m = pairs.shape[-1]
-        self._grow(m)
-        included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
+        self._grow(m, weights.device)
+        included = weights[..., :m, :m].double() * pairs[:, None]  # (batch, head, m, m)
         mass = included.sum(-1, keepdim=True)
         keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
         uniform = pairs[:, None] / keys.clamp(min=1)
-        # a row without weight on included keys (it underflowed) has deviation 0
-        deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - uniform, 0.0)
+        attention = torch.where(mass > 0, included / mass, uniform)  # uniform where the weight underflowed
+        deviation = attention - uniform
         rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
         added = {"total": deviation, "squares": deviation.square(), "rounding": rounding.square(), "uniform": uniform}
         for name, each in (added | {"counts": pairs[:, None]}).items():
-            self.sums[name][place, :, :m, :m] += each.sum(0)
-        return deviation + uniform
+            total = self.sums[name][place, :, :m, :m]
+            total += each.sum(0).to(total.device)
+        return attention.to(torch.promote_types(weights.dtype, torch.float32))
 
     def _shares(self, weights: Tensor, tokens: Tensor, *, on_line: bool) -> dict[str, Tensor]:
         """Return what the rows of included tokens give to tokens that are left out and to learned sinks, by head."""
-        m = tokens.shape[1]
-        rows = weights[..., :m, :].cpu().double()
-        queries = tokens[:, None] / tokens.sum(1)[:, None, None]
-        total = (rows.sum(-1) * queries).sum(-1)
-        kept = (rows[..., :m] * tokens[:, None, None]).sum(-1)
+        m, here = tokens.shape[1], tokens.to(weights.device)
+        rows = weights[..., :m, :]
+        queries = here[:, None] / here.sum(1)[:, None, None]
+        total = (rows.sum(-1, dtype=torch.float64) * queries).sum(-1)
+        kept = (rows[..., :m] * here[:, None, None]).sum(-1, dtype=torch.float64)
         values = {"cut_share": total - (kept * queries).sum(-1)} | ({"learned_sink": 1 - total} if self.sinks else {})
         if self.sinks and on_line:
-            cropped = [row[None, :, each][..., each] for row, each in zip(rows[..., :m], tokens, strict=True)]
+            cropped = [row[None, :, each][..., each] for row, each in zip(rows[..., :m], here, strict=True)]
             as_they_are = [metrics_with_sink(each) for each in cropped]
             values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
         return values
@@ -124,20 +143,10 @@ class TextSums:
     def add_processes(self) -> None:
         """Add the sums and the texts of all other processes, up to the longest text of all."""
         parts = gathered([(self.sums["counts"].shape[-1], self.texts, self.per_text)])
-        self._grow(max(length for length, _, _ in parts))
-        self.sums = {name: summed(each) for name, each in self.sums.items()}
+        self._grow(max(length for length, _, _ in parts), self.sums["counts"].device)
+        self.sums = {name: summed(each).cpu() for name, each in self.sums.items()}
         self.texts = sum(texts for _, texts, _ in parts)
         self.per_text = {number: layers for *_, batches in parts for number, layers in batches.items()}
-
-    def per_sample(self) -> dict[str, Tensor]:
-        """Return the metrics of all texts by name, each (text, layer, head).
-
-        Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
-        """
-        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
-        every = [values for layers in batches for values in layers]
-        names = [name for name in every[0] if all(name in values for values in every)] if every else []
-        return {name: torch.cat([torch.stack([each[name] for each in some], 1) for some in batches]) for name in names}
 
     def share(self) -> Tensor:
         """Return the share (layer, head), NaN where no pair of positions is in two sentences."""
