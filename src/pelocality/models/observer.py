@@ -199,7 +199,7 @@ class Observer(TorchFunctionMode):
         query, key = call["query"], call["key"]
         if query.is_nested or not self._covers(*query.shape[:-1], key.shape[-2]) or query.shape[-2] != key.shape[-2]:
             return
-        queries = slice(None)
+        queries: slice | Tensor = slice(None)
         if not self.matrices:  # keys are converted once, not for each part of the queries
             call = {**call, "key": key.to(torch.promote_types(key.dtype, torch.float32))}
             queries = torch.linspace(0, query.shape[-2] - 1, _COMPARED, device=query.device).long()
@@ -378,9 +378,10 @@ def _of_queries(visible: Tensor, queries: slice | Tensor) -> Tensor:
 
 def _for_each_head(states: Tensor, shared: Tensor) -> Tensor:
     """Return the product of (..., head, n, i) with keys or values (..., group, i, j), which adjacent heads share."""
-    heads = states.shape[-3] // shared.shape[-3]
-    product = states.unflatten(-3, (-1, heads)).flatten(-3, -2) @ shared
-    return product.unflatten(-2, (heads, -1)).flatten(-4, -3)
+    *_, heads, n, i = states.shape
+    groups = shared.shape[-3]
+    product = states.reshape(*states.shape[:-3], groups, heads // groups * n, i) @ shared
+    return product.reshape(*product.shape[:-3], heads, n, product.shape[-1])
 
 
 def _keys_last(states: Tensor, dim: Any) -> Tensor | None:

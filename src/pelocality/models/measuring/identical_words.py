@@ -145,5 +145,7 @@ def positional_attention(
     sums.add_processes(counts=bool(starts))
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible
-    source = provenance(model, causal=hides_future(sums.visible), equal_states=equal_states, **fed, **drawn)
+    source = provenance(
+        model, attending.dtype, causal=hides_future(sums.visible), equal_states=equal_states, **fed, **drawn
+    )
     return PositionalAttention(mean, sums.per_word, requested, source, visible, attending.others, places)

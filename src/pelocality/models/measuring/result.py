@@ -37,9 +37,21 @@ class Averages(DisplayMixin):
     source: Provenance
     other_layers: Mapping[int, str]
     positions: Positions | None
-    length: int
-    heads: int
-    visible_keys: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """The number of positions n, of the longest text."""
+        raise NotImplementedError
+
+    @property
+    def heads(self) -> int:
+        """The number of heads of each layer."""
+        raise NotImplementedError
+
+    @property
+    def visible_keys(self) -> tuple[int, ...]:
+        """The most keys that any query sees, layer by layer: n, or the size of a window or chunk."""
+        raise NotImplementedError
 
     @property
     def mean_of_metric(self) -> Measurement:
@@ -193,7 +205,8 @@ class Averages(DisplayMixin):
         source: Any = {k: tuple(each) if isinstance(each, list) else each for k, each in header["source"].items()}
         names = [name for name in tensors if name.startswith("per_sample.")]
         per_sample = {name.removeprefix("per_sample."): tensors.pop(name) for name in names}
-        return cls(
+        make: Any = cls
+        return make(  # type: ignore[no-any-return]
             per_sample=per_sample,
             layers=tuple(header["layers"]),
             source=Provenance(**source),
@@ -284,6 +297,11 @@ class AveragedAttention(Averages):
     def heads(self) -> int:
         """The number of heads of each layer."""
         return self.attention.shape[1]
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The precision in which the weights were computed, by whose rounding they are judged; None if not known."""
+        return getattr(torch, self.source.precision, None)
 
     @property
     def profile(self) -> Tensor:

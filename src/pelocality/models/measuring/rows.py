@@ -25,7 +25,6 @@ from pelocality.models.sequence_model import SequenceModel
 _BLOCK, _BLOCK_OF_GPU = 2**19, 2**25
 _SHARE = 0.9  # of the attention within a window, as in `window`
 
-
 _COMPARED = ("locality", "irregularity", "difference", "paired")
 _OTHERS = ("past", "rows_with_past", "first", "gained", "most", "cut", "sink")
 _SUMS = (*_COMPARED, *_OTHERS, *(f"{name}_with_sink" for name in _COMPARED))
@@ -69,7 +68,9 @@ class RowSums(SampleMetrics):
         for text, tokens in enumerate(texts):
             alike.setdefault((tokens.start, tokens.stop), []).append(text)
         lengths = [tokens.stop - tokens.start for tokens in texts]
-        if self.model.positions_of(longest := max(lengths)) is not None:
+        if not (longest := max(lengths)):
+            return
+        if self.model.positions_of(longest) is not None:
             raise ValueError("positions that are no line need n x n matrices: measure with matrices=True")
         begin, end = min(start for start, _ in alike), max(stop for _, stop in alike)
         self._grow(longest)
@@ -91,8 +92,8 @@ class RowSums(SampleMetrics):
                 at = longest - (bottom - start)
                 mass[these, :, at : at + by_distance.shape[-1]] += by_distance.to(mass)
                 sums[these] += block.sums(self.sinks).to(mass)
-                self.most_keys[place] = self.most_keys[place].maximum(block.seen.sum(-1).max())
-                self.later[place] |= block.seen.triu(block.first + 1).any()
+                self.most_keys[place] = self.most_keys[place].maximum(block.seen.sum(-1).max().to(self.most_keys))
+                self.later[place] |= block.seen.triu(block.first + 1).any().to(self.later)
         if place == 0:  # every layer reads the same texts
             self.spans += [(tokens.start, tokens.stop) for tokens in texts]
         beyond = (self.mass.shape[-1] + 1) // 2 - longest
@@ -133,7 +134,7 @@ class RowSums(SampleMetrics):
             most_keys=self.most_keys.cpu(),
             per_sample=self.per_sample(),
             layers=self.layers,
-            source=provenance(self.model, causal=self.causal, **source),
+            source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
             other_layers=self.attending.others,
         )
 
@@ -216,7 +217,7 @@ class _Block(NamedTuple):
         statistics = row_statistics(flat, self.tolerance, first=self.first)
         if statistics.smallest < 0:
             check_rows(statistics.total, statistics.smallest, flat)
-        return tuple(each.unflatten(0, weights.shape[:2]) for each in (statistics.total, *statistics.sums))
+        return tuple(each.view(weights.shape[:3]) for each in (statistics.total, *statistics.sums))
 
 
 def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Tensor]:

@@ -69,7 +69,12 @@ class SampleMetrics:
         batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
         every = [values for layers in batches for values in layers]
         names = [name for name in every[0] if all(name in values for values in every)] if every else []
-        joined = {name: [torch.stack([each[name] for each in some], 1) for some in batches] for name in names}
+        if not every:
+            return {}
+        device = every[0][names[0]].device  # layers may be on several
+        joined = {
+            name: [torch.stack([each[name].to(device) for each in some], 1) for some in batches] for name in names
+        }
         return {name: torch.cat(parts).cpu().double() for name, parts in joined.items()}
 
 
