@@ -18,7 +18,7 @@ from pelocality.models.sequence_model import SequenceModel, map_tensors
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
 
-Use = Callable[[int, Tensor, Tensor], None]
+Use = Callable[..., None]
 """Takes the index of a layer among the requested ones, its attention (batch, head, n, n) and its visible keys."""
 
 Rows = Callable[[slice], tuple[Tensor, Tensor]]
@@ -185,7 +185,7 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
 
 
 def observe_layers(
-    model: SequenceModel, attending: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use
+    model: SequenceModel, attending: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use, rows: bool = False
 ) -> None:
     """Run a model and pass the attention of each layer to a callback as it is computed, so that one is in memory.
 
@@ -195,25 +195,10 @@ def observe_layers(
         layers: The numbers of the layers to pass to the callback.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
         use: The callback.
+        rows: Pass `Rows` to the callback instead. Those of torch's kernel are computed as it asks for them.
 
     Raises:
         ValueError: Rows that do not sum to 1, or another number of attentions than before.
-    """
-    observe_rows(model, attending, layers, inputs, lambda place, rows: use(place, *rows(slice(None))), matrices=True)
-
-
-def observe_rows(
-    model: SequenceModel,
-    attending: AttentionLayers,
-    layers: Sequence[int],
-    inputs: Any,
-    use: Callable[[int, Rows], None],
-    *,
-    matrices: bool = False,
-) -> None:
-    """Do what `observe_layers` does, with a callback that asks for some rows of the attention at a time.
-
-    Rows of torch's kernel are computed only then, unless there are ``matrices``.
     """
     ids = _ids_of(inputs)
     mask = None if ids is None else inputs.get("attention_mask")
@@ -227,7 +212,8 @@ def observe_rows(
             return
         parts.append(attention)
         if len(parts) == attending.places.count(attending.places[number]):
-            use(layers.index(layer), functools.partial(rows_of, layer, tuple(parts)))
+            of_layer = functools.partial(rows_of, layer, tuple(parts))
+            use(layers.index(layer), *((of_layer,) if rows else of_layer(slice(None))))
             parts.clear()
 
     def rows_of(layer: int, of_layer: tuple[Attention, ...], queries: slice) -> tuple[Tensor, Tensor]:
@@ -251,7 +237,7 @@ def observe_rows(
         _check_rows(model, layer, weights, visible, any(part.sink for part in of_layer), tokens)
         return weights, visible
 
-    model.watch(inputs, take, length, matrices=matrices)
+    model.watch(inputs, take, length, matrices=not rows)
     if next(numbers) != len(attending.places):
         raise model.unprobed("its attention differs between inputs")
 

@@ -320,13 +320,7 @@ class SequenceModel:
         return inputs["input_ids"]  # type: ignore[no-any-return]
 
     def watch(
-        self,
-        inputs: Any,
-        use: Callable[[Any], None],
-        length: int | None,
-        *,
-        matrices: bool = True,
-        **options: Any,
+        self, inputs: Any, use: Callable[..., None], length: int | None, *, matrices: bool = True, **options: Any
     ) -> Any:
         """Run the model on a batch in evaluation mode, and pass each attention over n tokens to a callback.
 

@@ -12,10 +12,10 @@ from tqdm import tqdm
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size
 from pelocality.models.inputs.words import constant_content, repeated_words
-from pelocality.models.layers import attention_layers, observe_layers, observe_rows, texts_of
+from pelocality.models.layers import attention_layers, observe_layers, texts_of
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
-from pelocality.models.measuring.rows import RowSums
+from pelocality.models.measuring.rows import RowSums, refuse_matrices_needed
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.words import WordSums
 from pelocality.models.sequence_model import SequenceModel
@@ -122,26 +122,24 @@ def positional_attention(
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(probe.names) / processes)) if model.content is None else 1
         starts = range(0, len(probe.names), size)[rank::processes]
-        if matrices:
-            sums: Any = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
-        else:
-            sums = RowSums(model, attending, requested, cut=attending.added + probe.fed > 0)
+        sums: Any = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
+        if not matrices:
+            refuse_matrices_needed(model, length)
+            sums = RowSums(model, attending, requested)
         # the first word gives the shapes of matrices
         batches = tqdm(starts or [0] * matrices, desc="identical words", unit="batch", delay=3, disable=not progress)
         for start in batches:
             inputs = probe.inputs(start, size)
-            if matrices:
-                add = functools.partial(sums.add, start, model.content is not None)
-                observe_layers(model, attending, requested, inputs, add)
-            else:
-                add = functools.partial(sums.add, start, [positions] * texts_of(inputs))
-                observe_rows(model, attending, requested, inputs, add)
+            how = model.content is not None if matrices else [positions] * texts_of(inputs)
+            add = functools.partial(sums.add, start, how)
+            observe_layers(model, attending, requested, inputs, add, rows=not matrices)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}
     fed = {"words": probe.names, "word_ids": probe.ids, "prefix": probe.prefix, "special_tokens": special_tokens}
     if not matrices:
         sums.add_processes()
-        return sums.result(equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
+        without = () if attending.added + probe.fed else ("cut_share",)
+        return sums.result(*without, equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
     sums.add_processes(counts=bool(starts))
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible

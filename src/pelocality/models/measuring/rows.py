@@ -14,12 +14,14 @@ from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics._tolerance import Tolerance, check_rows
 from pelocality.metrics.distances import narrowest, sides_of
+from pelocality.models.inputs.tokens import runs_of_tokens
 from pelocality.models.layers import AttentionLayers, Rows
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedMetrics
-from pelocality.models.measuring.samples import SampleMetrics
-from pelocality.models.measuring.text import FEWEST, check_runs
 from pelocality.models.sequence_model import SequenceModel
+
+FEWEST = 3
+"""Tokens of a text that has a symmetry."""
 
 # weights of all heads and texts at a time: about the size of a core's cache, or enough to occupy a GPU
 _BLOCK, _BLOCK_OF_GPU = 2**19, 2**25
@@ -30,25 +32,24 @@ _OTHERS = ("past", "rows_with_past", "first", "gained", "most", "cut", "sink")
 _SUMS = (*_COMPARED, *_OTHERS, *(f"{name}_with_sink" for name in _COMPARED))
 
 
-class RowSums(SampleMetrics):
+class RowSums:
     """The metrics of each text, and sums over all texts by distance, in memory that grows with n and not n squared.
 
     Args:
         model: The model.
         attending: Its layers.
         layers: The numbers of those that are measured.
-        cut: Whether to return what other tokens get.
     """
 
-    def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], cut: bool) -> None:
-        super().__init__()
+    def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...]) -> None:
         self.model, self.attending, self.layers = model, attending, layers
-        self.heads, self.sinks, self.cut = attending.heads, any(attending.sinks), cut
+        self.heads, self.sinks = attending.heads, any(attending.sinks)
         self.block = _BLOCK if model.device.type == "cpu" else _BLOCK_OF_GPU
         empty = on_float64_device(torch.zeros(len(layers), self.heads, 1, device=model.device))
         self.mass = empty.double()  # by signed distance, (layer, head, 2n - 1)
         self.most_keys, self.later = empty[:, 0, 0].long(), empty[:, 0, 0].bool()
         self.spans: list[tuple[int, int]] = []  # of each text
+        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
 
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
@@ -70,8 +71,6 @@ class RowSums(SampleMetrics):
         lengths = [tokens.stop - tokens.start for tokens in texts]
         if not (longest := max(lengths)):
             return
-        if self.model.positions_of(longest) is not None:
-            raise ValueError("positions that are no line need n x n matrices: measure with matrices=True")
         begin, end = min(start for start, _ in alike), max(stop for _, stop in alike)
         self._grow(longest)
         sums = self.mass.new_zeros(len(texts), self.heads, len(_SUMS))
@@ -98,10 +97,14 @@ class RowSums(SampleMetrics):
             self.spans += [(tokens.start, tokens.stop) for tokens in texts]
         beyond = (self.mass.shape[-1] + 1) // 2 - longest
         self.mass[place] += pad(mass.sum(0), (beyond, beyond))
-        n = torch.tensor(lengths, device=mass.device)
-        values = _metrics(sums, mass, n[:, None], self.sinks)
         if longest >= FEWEST:
-            self.per_text.setdefault(number, {})[place] = {name: each[n >= FEWEST] for name, each in values.items()}
+            n, some = torch.tensor(lengths, device=mass.device)[:, None], self.measured(texts)
+            values = _metrics(sums[some], mass[some], n[some], self.sinks)
+            self.per_text.setdefault(number, {})[place] = values
+
+    def measured(self, texts: Sequence[slice]) -> Tensor:
+        """Return which texts are long enough to be measured, (batch,)."""
+        return torch.tensor([each.stop - each.start >= FEWEST for each in texts], device=self.mass.device)
 
     def add_processes(self) -> None:
         """Add the texts of all other processes."""
@@ -119,12 +122,20 @@ class RowSums(SampleMetrics):
         return self.mass.shape[-1] > 1 and not bool(self.later.any())
 
     def per_sample(self) -> dict[str, Tensor]:
-        """Return the metrics of all texts, past locality of causal attention alone."""
-        names = {"past_locality": self.causal, "cut_share": self.cut}
-        return {name: each for name, each in super().per_sample().items() if names.get(name, True)}
+        """Return the metrics of all texts by name, each (text, layer, head), on the CPU.
 
-    def result(self, **source: Any) -> AveragedMetrics:
-        """Return the result, on the CPU, with more of its provenance."""
+        Past locality is that of causal attention alone.
+        """
+        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
+        names = [name for name in (batches[0][0] if batches else ()) if self.causal or name != "past_locality"]
+        device = self.mass.device
+        by_batch = [
+            {name: torch.stack([each[name].to(device) for each in some], 1) for name in names} for some in batches
+        ]
+        return {name: torch.cat([each[name] for each in by_batch]).cpu().double() for name in names}
+
+    def result(self, *without: str, **source: Any) -> AveragedMetrics:
+        """Return the result, on the CPU, without some of its metrics and with more of its provenance."""
         n, lengths = (self.mass.shape[-1] + 1) // 2, torch.tensor(self.spans, device="cpu").diff(dim=1)
         counts = (lengths > torch.arange(n, device="cpu")).sum(0)
         pairs = counts.flip(0).cumsum(0).flip(0)  # at distance k those of texts of more than k tokens
@@ -132,25 +143,29 @@ class RowSums(SampleMetrics):
             profile=self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs]),
             counts=counts,
             most_keys=self.most_keys.cpu(),
-            per_sample=self.per_sample(),
+            per_sample={name: each for name, each in self.per_sample().items() if name not in without},
             layers=self.layers,
             source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
             other_layers=self.attending.others,
         )
 
 
-def spans_of(included: Tensor | None, length: int) -> list[slice]:
-    """Return the tokens of each text that are measured, of those of its first positions that are included (batch, n).
+def spans_of(tokens: Tensor) -> list[slice]:
+    """Return the tokens of each text that are measured, (batch, n).
 
     Raises:
-        ValueError: There are others between them, or the model reads no token ids.
+        ValueError: There are others between them, and distances over these are not known.
     """
-    if included is None:
-        raise ValueError("matrices=False measures models that read token ids; measure this one with matrices=True")
-    tokens = included[:, :length]
-    check_runs(tokens)
+    if bool((runs_of_tokens(tokens) > 1).any()):
+        raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
     starts = tokens.int().argmax(1).tolist()
     return [slice(start, start + n) for start, n in zip(starts, tokens.sum(1).tolist(), strict=True)]
+
+
+def refuse_matrices_needed(model: SequenceModel, length: int) -> None:
+    """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
+    if model.content is not None or model.positions_of(length) is not None:
+        raise ValueError("matrices=False measures token ids on a line; measure this model with matrices=True")
 
 
 class _Block(NamedTuple):

@@ -55,29 +55,6 @@ def causal_metrics(positions: Positions | None) -> tuple[str, ...]:
     return CAUSAL if positions is None or positions.has_directions else CAUSAL[1:]
 
 
-class SampleMetrics:
-    """Metrics of each text by name, (batch, head) each, by the number of its batch and the place of the layer."""
-
-    def __init__(self) -> None:
-        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}
-
-    def per_sample(self) -> dict[str, Tensor]:
-        """Return the metrics of all texts by name, each (text, layer, head).
-
-        Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
-        """
-        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
-        every = [values for layers in batches for values in layers]
-        names = [name for name in every[0] if all(name in values for values in every)] if every else []
-        if not every:
-            return {}
-        device = every[0][names[0]].device  # layers may be on several
-        joined = {
-            name: [torch.stack([each[name].to(device) for each in some], 1) for some in batches] for name in names
-        }
-        return {name: torch.cat(parts).cpu().double() for name, parts in joined.items()}
-
-
 def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     """Return the published metrics of weights (batch, head, n, n) as they are: rows sum to 1 less the sink's share."""
     named = zip(PUBLISHED, row_statistics(weights.reshape(-1, *weights.shape[-2:])).pooled(), strict=True)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size
 from pelocality.models.inputs.batches import TextBatches
-from pelocality.models.layers import attention_layers, observe_layers, observe_rows
+from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
-from pelocality.models.measuring.rows import RowSums, spans_of
+from pelocality.models.measuring.rows import FEWEST, RowSums, refuse_matrices_needed, spans_of
 from pelocality.models.measuring.samples import hides_future
-from pelocality.models.measuring.text import FEWEST, TextSums
+from pelocality.models.measuring.text import TextSums
 from pelocality.models.sequence_model import SequenceModel
 
 _FEW = 10  # texts of which a head that ignores position has a share below -0.1
@@ -169,13 +169,15 @@ def text_average(
             if sums is None:
                 attending = attention_layers(model, inputs)
                 requested = attending.requested(layers)
-                sums = RowSums(model, attending, requested, cut=True)
-                if matrices:
-                    sums = TextSums(attending, requested, length, without_first, model.positions_of)
-            of_batch = included if matrices else spans_of(included, length)
+                sums = TextSums(model, attending, requested, length, without_first)
+                sums = sums if matrices else RowSums(model, attending, requested)
+            if matrices:
+                add = functools.partial(sums.add_matrices, number, included)
+            else:
+                refuse_matrices_needed(model, length)
+                add = functools.partial(sums.add, number, spans_of(included[:, :length]))
             if number % processes == rank:
-                observe = observe_layers if matrices else observe_rows
-                observe(model, attending, requested, inputs, functools.partial(sums.add, number, of_batch))
+                observe_layers(model, attending, requested, inputs, add, rows=True)
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
@@ -197,7 +199,7 @@ def text_average(
     mean = (sums.sums["total"] + sums.sums["uniform"])[..., part, part] / counts[part, None]
     visible = sums.sums["counts"][:, 0, part, part] > 0
     special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
-    numbers = {"texts": sums.texts, "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
+    numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
     source = provenance(model, attending.dtype, causal=hides_future(visible), special_tokens=special_tokens, **numbers)
     seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
     base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
