@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -15,7 +16,7 @@ from pelocality.models.inputs.words import constant_content, repeated_words
 from pelocality.models.layers import attention_layers, observe_layers, texts_of
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
-from pelocality.models.measuring.rows import RowSums, refuse_matrices_needed
+from pelocality.models.measuring.rows import RowSums
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.words import WordSums
 from pelocality.models.sequence_model import SequenceModel
@@ -124,14 +125,17 @@ def positional_attention(
         starts = range(0, len(probe.names), size)[rank::processes]
         sums: Any = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
         if not matrices:
-            refuse_matrices_needed(model, length)
             sums = RowSums(model, attending, requested)
+            sums.check_line(length)
         # the first word gives the shapes of matrices
         batches = tqdm(starts or [0] * matrices, desc="identical words", unit="batch", delay=3, disable=not progress)
         for start in batches:
             inputs = probe.inputs(start, size)
-            how = model.content is not None if matrices else [positions] * texts_of(inputs)
-            add = functools.partial(sums.add, start, how)
+            add = functools.partial(sums.add, start, model.content is not None)
+            if not matrices:
+                included = torch.zeros(texts_of(inputs), positions.stop, dtype=torch.bool, device="cpu")
+                included[:, positions] = True
+                add = functools.partial(sums.add, start, included)
             observe_layers(model, attending, requested, inputs, add, rows=not matrices)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}

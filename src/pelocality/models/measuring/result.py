@@ -269,9 +269,9 @@ class AveragedAttention(Averages):
             or tokens that are cut out take part of them.
         per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): locality, symmetry and
             relative asymmetry; where no query of any layer sees the future, also the metrics that are shown of causal
-            attention; ``cut_share``, the attention to tokens that are cut out; in models with learned sinks,
-            ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured on the weights as they are,
-            whose rows sum to 1 less that share.
+            attention, and of texts on a line all of these but past locality in any case; ``cut_share``, the attention
+            to tokens that are cut out; in models with learned sinks, ``learned_sink``, their share, and
+            ``locality_with_sink`` and so on, measured on the weights as they are, whose rows sum to 1 less that share.
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
@@ -342,8 +342,8 @@ class AveragedMetrics(Averages):
             texts; of texts of one length, that of the mean matrix, `distance_profile`.
         counts: The number of texts or words with each query, (n,).
         most_keys: The most keys that any query sees, (layer,).
-        per_sample: As of `AveragedAttention`, and also of bidirectional attention adjusted locality, mean distance,
-            window and ``sink_rate``, the first token's share.
+        per_sample: As of `AveragedAttention`, with adjusted locality, mean distance, window and ``sink_rate``, the first
+            token's share, of bidirectional attention too.
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         other_layers: What the model's layers without attention are, by number.

@@ -1,6 +1,5 @@
 """Metrics of each word or text from blocks of the rows of its attention: no n x n matrix is computed."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -51,25 +50,35 @@ class RowSums:
         self.spans: list[tuple[int, int]] = []  # of each text
         self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
 
+    def check_line(self, length: int) -> None:
+        """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
+        if self.model.content is not None or self.model.positions_of(length) is not None:
+            raise ValueError("matrices=False measures token ids on a line; measure this model with matrices=True")
+
     def _grow(self, length: int) -> None:
         """Pad the sums to this number of positions: the longest text is known only at the end."""
         if (more := length - (self.mass.shape[-1] + 1) // 2) > 0:
             self.mass = pad(self.mass, (more, more))
 
-    def add(self, number: int, texts: Sequence[slice], place: int, rows: Rows) -> None:
+    def add(self, number: int, included: Tensor, place: int, rows: Rows) -> None:
         """Measure a batch of texts in one layer.
 
         Args:
             number: The number of the batch.
-            texts: The tokens of each text that are measured.
+            included: Which of its tokens count, (batch, n), on the CPU.
             place: The place of the layer among the measured ones.
             rows: The attention of the layer.
+
+        Raises:
+            ValueError: There are tokens between those that count, and distances over these are not known.
         """
-        alike: dict[tuple[int, int], list[int]] = {}  # texts by their tokens
-        for text, tokens in enumerate(texts):
-            alike.setdefault((tokens.start, tokens.stop), []).append(text)
-        lengths = [tokens.stop - tokens.start for tokens in texts]
-        if not (longest := max(lengths)):
+        if bool((runs_of_tokens(included) > 1).any()):
+            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
+        lengths = included.sum(1)
+        starts, longest = included.int().argmax(1), int(lengths.max())
+        texts = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
+        alike = {tokens: [text for text, each in enumerate(texts) if each == tokens] for tokens in texts}
+        if not longest:
             return
         begin, end = min(start for start, _ in alike), max(stop for _, stop in alike)
         self._grow(longest)
@@ -94,23 +103,19 @@ class RowSums:
                 self.most_keys[place] = self.most_keys[place].maximum(block.seen.sum(-1).max().to(self.most_keys))
                 self.later[place] |= block.seen.triu(block.first + 1).any().to(self.later)
         if place == 0:  # every layer reads the same texts
-            self.spans += [(tokens.start, tokens.stop) for tokens in texts]
+            self.spans += [each for each in texts if each[0] < each[1]]
         beyond = (self.mass.shape[-1] + 1) // 2 - longest
         self.mass[place] += pad(mass.sum(0), (beyond, beyond))
-        if longest >= FEWEST:
-            n, some = torch.tensor(lengths, device=mass.device)[:, None], self.measured(texts)
-            values = _metrics(sums[some], mass[some], n[some], self.sinks)
-            self.per_text.setdefault(number, {})[place] = values
-
-    def measured(self, texts: Sequence[slice]) -> Tensor:
-        """Return which texts are long enough to be measured, (batch,)."""
-        return torch.tensor([each.stop - each.start >= FEWEST for each in texts], device=self.mass.device)
+        some = lengths >= FEWEST
+        if bool(some.any()):
+            n, some = lengths[some, None].to(mass.device), some.to(mass.device)
+            self.per_text.setdefault(number, {})[place] = _metrics(sums[some], mass[some], n, self.sinks)
 
     def add_processes(self) -> None:
         """Add the texts of all other processes."""
         parts = gathered([(self.spans, self.per_text, self.most_keys, self.later)])
         spans, per_text, most_keys, later = zip(*parts, strict=True)
-        self.spans = [each for some in spans for each in some if each[0] < each[1]]
+        self.spans = [each for some in spans for each in some]
         self._grow(max((stop - start for start, stop in self.spans), default=1))
         self.mass = summed(self.mass)
         self.per_text = {number: layers for batches in per_text for number, layers in batches.items()}
@@ -148,24 +153,6 @@ class RowSums:
             source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
             other_layers=self.attending.others,
         )
-
-
-def spans_of(tokens: Tensor) -> list[slice]:
-    """Return the tokens of each text that are measured, (batch, n).
-
-    Raises:
-        ValueError: There are others between them, and distances over these are not known.
-    """
-    if bool((runs_of_tokens(tokens) > 1).any()):
-        raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
-    starts = tokens.int().argmax(1).tolist()
-    return [slice(start, start + n) for start, n in zip(starts, tokens.sum(1).tolist(), strict=True)]
-
-
-def refuse_matrices_needed(model: SequenceModel, length: int) -> None:
-    """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
-    if model.content is not None or model.positions_of(length) is not None:
-        raise ValueError("matrices=False measures token ids on a line; measure this model with matrices=True")
 
 
 class _Block(NamedTuple):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from pelocality._checks import on_float64_device
 from pelocality._distributed import summed
 from pelocality.models.layers import AttentionLayers, Rows
-from pelocality.models.measuring.rows import RowSums, spans_of
+from pelocality.models.measuring.rows import FEWEST, RowSums
 from pelocality.models.measuring.samples import Observed, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
 
@@ -48,7 +48,7 @@ class TextSums(RowSums):
             shape = 0, more, 0, more
             self.sums = {name: nn.functional.pad(each.to(device), shape) for name, each in self.sums.items()}
 
-    def add_matrices(self, number: int, included: Tensor | None, place: int, rows: Rows) -> None:
+    def add(self, number: int, included: Tensor | None, place: int, rows: Rows) -> None:
         """Add the attention to a batch of texts in one layer, and measure each text.
 
         Args:
@@ -62,22 +62,21 @@ class TextSums(RowSums):
         if included is None:
             own = visible.diagonal(dim1=-2, dim2=-1).cpu()
             included = (own & (torch.arange(own.shape[1], device="cpu") >= self.before))[:, : self.before + self.most]
-        tokens = included[:, : self.most] if self.model.content is None else included
-        spans = spans_of(tokens)
-        self.add(number, spans, place, lambda part: (weights[..., part, :], visible[:, part]))
-        m, here = tokens.shape[1], tokens.to(weights.device)
+        super().add(number, included, place, lambda part: (weights[..., part, :], visible[:, part]))
+        m, here = included.shape[1], included.to(weights.device)
         pairs = here[:, :, None] & here[:, None, :] & visible[:, :m, :m]
         attention = self._add_pairs(place, weights, pairs)
+        first, *_, last = included.any(0).nonzero().flatten().tolist() * 2 or [0, -1]
         # positions are of the tokens that are measured, from the first one on
-        part = slice(min(each.start for each in spans), max(each.stop for each in spans))
-        positions = self.model.positions_of(part.stop - part.start) if part.stop else None
-        of_texts = self.per_text.get(number, {})
+        positions = self.model.positions_of(last + 1 - first) if last >= first else None
+        of_texts, part = self.per_text.get(number, {}), slice(first, last + 1)
         if positions is not None and place in of_texts:
-            some = self.measured(spans)
-            kept = tokens[some.cpu(), part]
-            observed = Observed(attention[some][..., part, part], pairs[some][:, part, part], weights.dtype, positions)
-            shares = {name: each for name, each in of_texts[place].items() if name in ("cut_share", "learned_sink")}
-            of_texts[place] = sample_metrics(observed, None if bool(kept.all()) else kept) | shares
+            some = included.sum(1) >= FEWEST
+            attention, pairs = (each[some.to(each.device)][..., part, part] for each in (attention, pairs))
+            kept, shares = included[some, part], {"cut_share", "learned_sink"} & of_texts[place].keys()
+            observed = Observed(attention, pairs, weights.dtype, positions)
+            on_line, of_texts[place] = of_texts[place], sample_metrics(observed, None if bool(kept.all()) else kept)
+            of_texts[place] |= {name: on_line[name] for name in shares}
 
     def _add_pairs(self, place: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.

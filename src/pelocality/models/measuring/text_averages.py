@@ -14,7 +14,7 @@ from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
-from pelocality.models.measuring.rows import FEWEST, RowSums, refuse_matrices_needed, spans_of
+from pelocality.models.measuring.rows import FEWEST, RowSums
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text import TextSums
 from pelocality.models.sequence_model import SequenceModel
@@ -170,13 +170,12 @@ def text_average(
                 attending = attention_layers(model, inputs)
                 requested = attending.requested(layers)
                 sums = TextSums(model, attending, requested, length, without_first)
-                sums = sums if matrices else RowSums(model, attending, requested)
-            if matrices:
-                add = functools.partial(sums.add_matrices, number, included)
-            else:
-                refuse_matrices_needed(model, length)
-                add = functools.partial(sums.add, number, spans_of(included[:, :length]))
+                if not matrices:
+                    sums = RowSums(model, attending, requested)
+                    sums.check_line(length)
             if number % processes == rank:
+                tokens = None if included is None else included[:, :length]
+                add = functools.partial(sums.add, number, tokens)
                 observe_layers(model, attending, requested, inputs, add, rows=True)
         must_agree += batches.checksums
         if sums is None:
