@@ -167,7 +167,7 @@ def test_models_without_a_line_of_tokens_are_measured_with_matrices():
         (on_grid, lambda each: positional_attention(each, length=9, words=2, matrices=False)),
         (images, lambda each: positional_attention(each, length=9, words=2, matrices=False)),
     ):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="matrices=True"):
             measure(model)
     with pytest.raises(TypeError, match="matrices"):
         text_average(tiny("bert"), ["a"], matrices=1)

@@ -342,8 +342,8 @@ class AveragedMetrics(Averages):
             texts; of texts of one length, that of the mean matrix, `distance_profile`.
         counts: The number of texts or words with each query, (n,).
         most_keys: The most keys that any query sees, (layer,).
-        per_sample: As of `AveragedAttention`, with adjusted locality, mean distance, window and ``sink_rate``, the first
-            token's share, of bidirectional attention too.
+        per_sample: As of `AveragedAttention`, with adjusted locality, mean distance, window and ``sink_rate``, the
+            first token's share, of bidirectional attention too.
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         other_layers: What the model's layers without attention are, by number.

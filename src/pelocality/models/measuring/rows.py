@@ -23,7 +23,7 @@ FEWEST = 3
 """Tokens of a text that has a symmetry."""
 
 # weights of all heads and texts at a time: about the size of a core's cache, or enough to occupy a GPU
-_BLOCK, _BLOCK_OF_GPU = 2**19, 2**25
+_BLOCK, _BLOCK_OF_GPU = 2**20, 2**25
 _SHARE = 0.9  # of the attention within a window, as in `window`
 
 _COMPARED = ("locality", "irregularity", "difference", "paired")

@@ -10,7 +10,7 @@ from pelocality.models.measuring.rows import FEWEST, RowSums
 from pelocality.models.measuring.samples import Observed, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
 
-_MOST = 2**27  # numbers of a sum on the device of the model
+_MOST = 2**27  # weights of a layer that are added on the device of the model, and numbers of a sum there
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
@@ -59,6 +59,8 @@ class TextSums(RowSums):
             rows: The attention of the layer.
         """
         weights, visible = map(on_float64_device, rows(slice(None)))
+        if weights.numel() > _MOST:
+            weights, visible = weights.cpu(), visible.cpu()
         if included is None:
             own = visible.diagonal(dim1=-2, dim2=-1).cpu()
             included = (own & (torch.arange(own.shape[1], device="cpu") >= self.before))[:, : self.before + self.most]
