@@ -116,10 +116,11 @@ def map_matrices(
         TypeError: The attention is not a float tensor, array or sequence of them.
         ValueError: It is not square, has no positions, or a mask or positions do not fit.
     """
-    if positions is None and hasattr(attention, "attention"):
+    known, precision = hasattr(attention, "attention"), getattr(attention, "precision", None)  # of a result
+    if positions is None and known:
         positions = getattr(attention, "positions", None)
     places = None if positions is None else Positions.of(positions)
-    may_be_padded |= hasattr(attention, "attention")  # a result of this library has no padding
+    may_be_padded |= known
     options: dict[str, Any] = {"rows": flag("rows", rows), "may_be_padded": may_be_padded, "any_shape": any_shape}
     options |= {"positions": places, "mask": mask, "without_first": without_first, "layout": layout, "kernel": kernel}
     if torch.compiler.is_compiling():  # the compiler cannot trace numba, and loses the gradient of a `Function`
@@ -147,10 +148,12 @@ def map_matrices(
     flat = weights.reshape(-1, m, n)
     traced = transformed(flat)  # traced numbers cannot be read
     if not traced and m == n:
-        _refuse_bands(flat)
+        if not known:
+            _refuse_bands(flat)
         if mask is None and not may_be_padded:
             _warn_of_padding(weights)
-    matrices = Matrices(flat, seen, weights.dtype if traced else precision_of(flat), places)
+    precision = precision or (weights.dtype if traced else precision_of(flat))
+    matrices = Matrices(flat, seen, precision, places)
     spans = None if mask is None and without_first == 0 else token_spans(mask, leading, n, without_first)
     values = _map_parts(matrices, spans, kernel, "rows" if rows else layout)
     precision = torch.promote_types(tensor.dtype, torch.float32)

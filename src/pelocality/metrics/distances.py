@@ -331,7 +331,7 @@ def window(
             return window_of_profile(profile(matrices), share)
         weights, (radius, ring) = weights_by_position(matrices), matrices.positions.rings
         mass = sum_by(matrices, ring, lambda block: weights[:, block], len(radius))
-        return as_tensor(radius).to(mass.device)[_narrowest(mass, share)]
+        return as_tensor(radius).to(mass.device)[narrowest(mass, share)]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
@@ -343,7 +343,7 @@ def _window_of_rows(matrices: Matrices, share: float) -> Tensor:
         ring, radius = rows_by_ring(matrices, rows)
         part = weights[:, rows].double()
         by_ring = part.new_zeros(*part.shape[:-1], len(radius)).scatter_add(-1, ring.expand(part.shape), part)
-        windows.append(radius.double()[_narrowest(by_ring, share)])
+        windows.append(radius.double()[narrowest(by_ring, share)])
     return torch.cat(windows, -1)
 
 
@@ -352,10 +352,10 @@ def window_of_profile(profile: Tensor, share: float) -> Tensor:
     past, future = sides_of(profile)
     n = past.shape[-1] + 1
     pairs = torch.arange(n, 0, -1, device=profile.device)  # numbers of pairs at distance 0..n-1
-    return _narrowest(torch.cat([profile[..., n - 1 : n], past + future], -1) * pairs, share)
+    return narrowest(torch.cat([profile[..., n - 1 : n], past + future], -1) * pairs, share)
 
 
-def _narrowest(by_distance: Tensor, share: float) -> Tensor:
+def narrowest(by_distance: Tensor, share: float) -> Tensor:
     """Return the smallest distance up to which a share of the mass lies, (..., n) -> (...)."""
     share = number("share", share)
     if not 0 < share <= 1:

@@ -25,6 +25,7 @@ from .measuring.provenance import Provenance as Provenance
 from .measuring.reflection import reflection_gap as reflection_gap
 from .measuring.result import (
     AveragedAttention as AveragedAttention,
+    AveragedMetrics as AveragedMetrics,
     PositionalAttention as PositionalAttention,
 )
 from .measuring.rollout import Rollout as Rollout, rollout as rollout

@@ -1,5 +1,6 @@
 """The layers of a model that attend, and the attention of each of them on a batch."""
 
+import functools
 import itertools
 import math
 import operator
@@ -18,8 +19,11 @@ from pelocality.models.sequence_model import SequenceModel, map_tensors
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
 
-Use = Callable[[int, Tensor, Tensor], None]
+Use = Callable[..., None]
 """Takes the index of a layer among the requested ones, its attention (batch, head, n, n) and its visible keys."""
+
+Rows = Callable[[slice], tuple[Tensor, Tensor]]
+"""Returns the attention of some queries in a layer, (batch, head, rows, n), and the keys they see, (batch, rows, n)."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | No
 
 
 def observe_layers(
-    model: SequenceModel, attending: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use
+    model: SequenceModel, attending: AttentionLayers, layers: Sequence[int], inputs: Any, use: Use, rows: bool = False
 ) -> None:
     """Run a model and pass the attention of each layer to a callback as it is computed, so that one is in memory.
 
@@ -181,6 +185,7 @@ def observe_layers(
         layers: The numbers of the layers to pass to the callback.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
         use: The callback.
+        rows: Pass `Rows` to the callback instead. Those of torch's kernel are computed as it asks for them.
 
     Raises:
         ValueError: Rows that do not sum to 1, or another number of attentions than before.
@@ -189,34 +194,40 @@ def observe_layers(
     mask = None if ids is None else inputs.get("attention_mask")
     batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + attending.added)
     numbers = itertools.count()
-    parts: list[tuple[Tensor, Tensor]] = []  # a layer may compute its heads one by one
+    parts: list[Attention] = []  # a layer may compute its heads one by one
 
     def take(attention: Attention) -> None:
         number = next(numbers)
         if number >= len(attending.places) or (layer := attending.layers[attending.places[number]]) not in layers:
             return
-        weights, visible = attention.tokens(attending.column)
-        n = weights.shape[-1]
-        if (size := attending.places.count(attending.places[number])) > 1:
-            parts.append((weights.reshape(-1, n, n), visible.expand_as(weights).reshape(-1, n, n)))
-            if len(parts) < size:
-                return
-            weights, visible = (torch.stack(each, 1) for each in zip(*parts, strict=True))
+        parts.append(attention)
+        if len(parts) == attending.places.count(attending.places[number]):
+            of_layer = functools.partial(rows_of, layer, tuple(parts))
+            use(layers.index(layer), *((of_layer,) if rows else of_layer(slice(None))))
             parts.clear()
-        texts, rest = divmod(weights.numel(), attending.heads * n * n)
+
+    def rows_of(layer: int, of_layer: tuple[Attention, ...], queries: slice) -> tuple[Tensor, Tensor]:
+        each = [attention.tokens(attending.column, queries) for attention in of_layer]
+        weights, visible = each[0]
+        m, n = weights.shape[-2:]
+        if len(each) > 1:
+            heads = [(part.reshape(-1, m, n), seen.expand_as(part).reshape(-1, m, n)) for part, seen in each]
+            weights, visible = (torch.stack(every, 1) for every in zip(*heads, strict=True))
+        texts, rest = divmod(weights.numel(), attending.heads * m * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {attending.heads} heads for each text")
         same = visible.ndim == 2  # for all texts and heads
-        visible = visible.expand(texts, n, n) if same else _by_text(attending, visible.expand_as(weights)).any(1)
+        visible = visible.expand(texts, m, n) if same else _by_text(attending, visible.expand_as(weights)).any(1)
         weights = _by_text(attending, weights)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
         if mask is not None and attending.added:
             raise model.unprobed("its own tokens before the input have no place in an attention_mask")
-        _check_rows(model, layer, weights, visible, attention.sink, mask)
-        use(layers.index(layer), weights, visible)
+        tokens = None if mask is None else mask[:, queries]
+        _check_rows(model, layer, weights, visible, any(part.sink for part in of_layer), tokens)
+        return weights, visible
 
-    model.watch(inputs, take, length)
+    model.watch(inputs, take, length, matrices=not rows)
     if next(numbers) != len(attending.places):
         raise model.unprobed("its attention differs between inputs")
 
@@ -227,11 +238,11 @@ def _ids_of(inputs: Any) -> Tensor | None:
 
 
 def _by_text(attending: AttentionLayers, states: Tensor) -> Tensor:
-    """Return weights or visible keys of all texts and heads as (batch, head, n, n)."""
-    n = states.shape[-1]
+    """Return weights or visible keys of all texts and heads as (batch, head, rows, n)."""
+    shape = states.shape[-2:]
     if attending.heads_first:
-        states = states.reshape(attending.heads, -1, n, n).transpose(0, 1)
-    return states.reshape(-1, attending.heads, n, n)
+        states = states.reshape(attending.heads, -1, *shape).transpose(0, 1)
+    return states.reshape(-1, attending.heads, *shape)
 
 
 def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:

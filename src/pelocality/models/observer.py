@@ -39,6 +39,7 @@ _KERNEL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _MODULE = tuple(inspect.signature(functional.multi_head_attention_forward).parameters)
 _LEAST = torch.finfo(torch.float16).tiny  # a smaller largest output is nothing
 _UNUSED = 256  # softmaxes that wait for their product: as many as heads whose softmaxes come before all products
+_COMPARED = 8  # queries at which the output of torch's kernel is compared where no matrix is computed
 _TOLERANCE = 5e-3  # error of the product of weights and values, relative to the largest: 8-bit weights round
 
 
@@ -64,9 +65,29 @@ class Attention(NamedTuple):
     values: Tensor | None = None
     shifted: tuple[Tensor, Tensor] | None = None
 
-    def tokens(self, column: int) -> tuple[Tensor, Tensor]:
-        """Return weights and visible keys of the tokens, of which the first has the column 0 or 1."""
-        return (self.weights, self.visible) if self.shifted is None or not column else self.shifted
+    def tokens(self, column: int, queries: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Return weights and visible keys of the tokens, of which the first has the column 0 or 1, for some queries."""
+        weights, visible = (self.weights, self.visible) if self.shifted is None or not column else self.shifted
+        return weights[..., queries, :], _of_queries(visible, queries)
+
+
+class KernelAttention(NamedTuple):
+    """One attention by torch's kernel, of which rows are computed as they are asked for.
+
+    Attributes:
+        block: As of `Attention`.
+        kernel: The arguments of the kernel by name.
+        call: As of `Attention`.
+    """
+
+    block: Block | None
+    kernel: Mapping[str, Any]
+    call: int | None = None
+    sink: bool = False
+
+    def tokens(self, column: int, queries: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Return weights and visible keys for some queries, as `Attention.tokens` does."""
+        return kernel_weights(kernel_queries(self.kernel, queries))
 
 
 class Observer(TorchFunctionMode):
@@ -78,14 +99,16 @@ class Observer(TorchFunctionMode):
     Args:
         use: The callback.
         length: The number of tokens n; None for attention over any number of tokens.
+        matrices: Whether to compute the weights of torch's kernel, for an `Attention`. Otherwise the callback gets a
+            `KernelAttention`, and the output of the kernel is compared at a few queries.
 
     Raises:
         ValueError: While the model runs: torch's kernel gave another output than its arguments explain.
     """
 
-    def __init__(self, use: Callable[[Attention], None], length: int | None = None) -> None:
+    def __init__(self, use: Callable[[Any], None], length: int | None = None, matrices: bool = True) -> None:
         super().__init__()
-        self.use, self.length = use, length
+        self.use, self.length, self.matrices = use, length, matrices
         self.block: Block | None = None
         """The block that runs."""
         self.paused = False
@@ -176,12 +199,19 @@ class Observer(TorchFunctionMode):
         query, key = call["query"], call["key"]
         if query.is_nested or not self._covers(*query.shape[:-1], key.shape[-2]) or query.shape[-2] != key.shape[-2]:
             return
-        weights, visible = kernel_weights(call)
-        value = _for_every_head(call["value"], query)[:1].to(weights.dtype)
-        off = (weights[:1] @ value - output[:1]).abs().max() / output[:1].abs().max().clamp(min=_LEAST)
+        queries: slice | Tensor = slice(None)
+        if not self.matrices:  # keys are converted once, not for each part of the queries
+            call = {**call, "key": key.to(torch.promote_types(key.dtype, torch.float32))}
+            queries = torch.linspace(0, query.shape[-2] - 1, _COMPARED, device=query.device).long()
+        weights, visible = kernel_weights(call if self.matrices else kernel_queries(call, queries))
+        expected = _for_each_head(weights[:1], call["value"][:1].to(weights.dtype))
+        off = (expected - output[:1, ..., queries, :]).abs().max() / output[:1].abs().max().clamp(min=_LEAST)
         if not off <= max(_TOLERANCE, 16 * torch.finfo(output.dtype).eps):
             raise ValueError("torch's attention kernel gives another output than its arguments, as by dropout left on")
-        self._use(weights, visible)
+        if self.matrices:
+            self._use(weights, visible)
+        else:
+            self.use(KernelAttention(self.block, call, self._call))
 
     # ---- torch.nn.MultiheadAttention
 
@@ -298,6 +328,17 @@ def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return weights.masked_fill(~visible.any(-1, keepdim=True), 0), visible
 
 
+def kernel_queries(call: Mapping[str, Any], queries: slice | Tensor) -> dict[str, Any]:
+    """Return a call of `scaled_dot_product_attention` with some of its queries alone."""
+    query, mask = call["query"], call.get("attn_mask")
+    if call.get("is_causal"):
+        position = torch.arange(query.shape[-2], device=query.device)
+        mask = position <= position[queries, None]
+    elif mask is not None:
+        mask = _of_queries(mask, queries)
+    return {**call, "query": query[..., queries, :], "attn_mask": mask, "is_causal": False}
+
+
 def kernel_logits(call: Mapping[str, Any]) -> Tensor:
     """Return the logits of a call of `scaled_dot_product_attention`, with its mask, (..., n, n) in at least float32."""
     query, key, mask = call["query"], call["key"], call.get("attn_mask")
@@ -310,7 +351,7 @@ def kernel_logits(call: Mapping[str, Any]) -> Tensor:
             return kernel_logits({**call, **low})
     dtype = torch.promote_types(query.dtype, torch.float32)
     scale = call["scale"] if call.get("scale") is not None else query.shape[-1] ** -0.5
-    logits: Tensor = (scale * query.to(dtype)) @ _for_every_head(key, query).to(dtype).transpose(-1, -2)
+    logits = _for_each_head(scale * query.to(dtype), key.to(dtype).mT)
     if call.get("is_causal"):
         mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
     if mask is None:
@@ -335,10 +376,17 @@ def members_of(module: nn.Module) -> dict[nn.Module, int]:
     return {member: number for number, each in enumerate(lists) for member in each if member is not None}
 
 
-def _for_every_head(states: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values with as many heads as the queries: groups of adjacent heads share them."""
-    groups = query.shape[-3] // states.shape[-3]
-    return states if groups == 1 else states.repeat_interleave(groups, -3)
+def _of_queries(visible: Tensor, queries: slice | Tensor) -> Tensor:
+    """Return the rows of some queries of visible keys or a mask, (..., n or 1, n)."""
+    return visible if visible.ndim < 2 or visible.shape[-2] == 1 else visible[..., queries, :]
+
+
+def _for_each_head(states: Tensor, shared: Tensor) -> Tensor:
+    """Return the product of (..., head, n, i) with keys or values (..., group, i, j), which adjacent heads share."""
+    *_, heads, n, i = states.shape
+    groups = shared.shape[-3]
+    product = states.reshape(*states.shape[:-3], groups, heads // groups * n, i) @ shared
+    return product.reshape(*product.shape[:-3], heads, n, product.shape[-1])
 
 
 def _keys_last(states: Tensor, dim: Any) -> Tensor | None:

@@ -18,7 +18,7 @@ from pelocality.models._inference import inference
 from pelocality.models._restore import placed, restoring
 from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
-from pelocality.models.observer import Attention, Observer
+from pelocality.models.observer import Observer
 from pelocality.positions import Positions
 
 logger = logging.getLogger(__name__)
@@ -323,13 +323,16 @@ class SequenceModel:
             raise ValueError(f"{self} reads no padding; give texts of one length, or strings with batch_size=1")
         return inputs["input_ids"]  # type: ignore[no-any-return]
 
-    def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
+    def watch(
+        self, inputs: Any, use: Callable[..., None], length: int | None, *, matrices: bool = True, **options: Any
+    ) -> Any:
         """Run the model on a batch in evaluation mode, and pass each attention over n tokens to a callback.
 
         Args:
             inputs: As for `run`.
             use: Called with each `Attention` as soon as it is computed.
             length: The number of tokens n, None for any number.
+            matrices: Whether the weights of torch's kernel are computed; otherwise `use` gets a `KernelAttention`.
             options: More arguments of a transformers model.
 
         Raises:
@@ -337,14 +340,14 @@ class SequenceModel:
         """
         of_callback: list[Exception] = []
 
-        def use_and_remember(attention: Attention) -> None:
+        def use_and_remember(attention: Any) -> None:
             try:
                 use(attention)
             except Exception as error:
                 of_callback.append(error)
                 raise
 
-        observing = Observer(use_and_remember, length).observing(self.module)
+        observing = Observer(use_and_remember, length, matrices).observing(self.module)
         with self.explaining(inputs, of_callback), inference(self.module), self.observable(), observing:
             return self.run(inputs, **options)
 

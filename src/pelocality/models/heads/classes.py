@@ -16,6 +16,7 @@ from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import attention_layers
 from pelocality.models.measuring.provenance import Provenance, provenance
 from pelocality.models.measuring.result import interval_of
+from pelocality.models.measuring.samples import hides_future
 from pelocality.models.sequence_model import SequenceModel
 
 CLASSES = ("previous", "self", "next", "offset", "duplicate", "induction", "sink", "other")
@@ -225,5 +226,5 @@ def head_classes(
     scores = {name: each.mean(0) for name, each in per_sample.items()} | heads.offsets() | heads.correlations()
     scores["symmetry"], scores["direction"] = weights[:, [attending.layers.index(layer) for layer in heads.layers]]
     more = {"special_tokens": special_tokens, "texts": heads.texts, "repeated": batches.repeated, "seed": seed}
-    source = provenance(model, heads.visible, **more)
+    source = provenance(model, attending.dtype, causal=hides_future(heads.visible), **more)
     return HeadClasses(scores, per_sample, *heads.states.share_and_rank(), heads.layers, source, tuple(notes))

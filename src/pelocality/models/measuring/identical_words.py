@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from tqdm import tqdm
 
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.words import constant_content, repeated_words
-from pelocality.models.layers import attention_layers, observe_layers
+from pelocality.models.layers import attention_layers, observe_layers, texts_of
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
+from pelocality.models.measuring.rows import RowSums
+from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.words import WordSums
 from pelocality.models.sequence_model import SequenceModel
 
@@ -34,6 +37,7 @@ def positional_attention(
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
     progress: bool = True,
+    matrices: bool = True,
 ) -> PositionalAttention:
     r"""Return the attention of a model to one repeated word, averaged over words.
 
@@ -74,16 +78,19 @@ def positional_attention(
         batch_size: Words at a time; by default at most 64, as many as fit into 16 MiB of attention weights of a
             layer. Memory does not grow with the number of words.
         progress: Show a progress bar on runs that take longer than a few seconds.
+        matrices: False for long inputs: measure blocks of rows alone, in memory that grows with n and not n squared.
 
     Returns:
         A `PositionalAttention` with the mean matrix (layer, head, n, n) with rows that sum to 1, the metrics of each
         word, and their provenance. Learned sinks are set apart, their share is in ``per_sample``. On the model's
-        device, float32 (float64 for a float64 model).
+        device, float32 (float64 for a float64 model). With ``matrices=False`` an `AveragedMetrics`: the same metrics of
+        each word, and the mean attention by distance.
 
     Raises:
         TypeError: Something that is not a model, or arguments of the wrong type.
         ValueError: A model that cannot be probed (the message says why), a length beyond its positions, words
-            that are not one token, or unknown layers.
+            that are not one token, or unknown layers; with ``matrices=False`` a model without token ids, or positions
+            that are no line.
         RuntimeError: Another process failed.
 
     Examples:
@@ -99,6 +106,7 @@ def positional_attention(
     """
     model = SequenceModel.of(model)
     flag("special_tokens", special_tokens)
+    flag("matrices", matrices)
     if batch_size is not None:
         count("batch_size", batch_size)
     if model.content is not None:
@@ -115,16 +123,32 @@ def positional_attention(
         of_one_word = attending.heads * (attending.added + probe.fed + length) ** 2 * attending.dtype.itemsize
         size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
         size = min(size, math.ceil(len(probe.names) / processes)) if model.content is None else 1
-        sums = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
-        starts = range(0, len(probe.names), size)[rank::processes]  # empty: the first word gives the shapes
-        for start in tqdm(starts or [0], desc="identical words", unit="batch", delay=3, disable=not progress):
+        starts = range(0, len(probe.names), size)[rank::processes]
+        sums: Any = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
+        if not matrices:
+            sums = RowSums(model, attending, requested)
+            sums.check_line(length)
+        # the first word gives the shapes of matrices
+        batches = tqdm(starts or [0] * matrices, desc="identical words", unit="batch", delay=3, disable=not progress)
+        for start in batches:
+            inputs = probe.inputs(start, size)
             add = functools.partial(sums.add, start, model.content is not None)
-            observe_layers(model, attending, requested, probe.inputs(start, size), add)
+            if not matrices:
+                included = torch.zeros(texts_of(inputs), positions.stop, dtype=torch.bool, device="cpu")
+                included[:, positions] = True
+                add = functools.partial(sums.add, start, included)
+            observe_layers(model, attending, requested, inputs, add, rows=not matrices)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
+    drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}
+    fed = {"words": probe.names, "word_ids": probe.ids, "prefix": probe.prefix, "special_tokens": special_tokens}
+    if not matrices:
+        sums.add_processes()
+        without = () if attending.added + probe.fed else ("cut_share",)
+        return sums.result(*without, equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
     sums.add_processes(counts=bool(starts))
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible
-    drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}
-    fed = {"words": probe.names, "word_ids": probe.ids, "prefix": probe.prefix, "special_tokens": special_tokens}
-    source = provenance(model, sums.visible, equal_states=equal_states, **fed, **drawn)
+    source = provenance(
+        model, attending.dtype, causal=hides_future(sums.visible), equal_states=equal_states, **fed, **drawn
+    )
     return PositionalAttention(mean, sums.per_word, requested, source, visible, attending.others, places)

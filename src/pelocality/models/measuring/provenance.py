@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 import pelocality
-from pelocality.models.measuring.samples import hides_future
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -38,6 +36,7 @@ class Provenance:
         left_out: Of texts that were cut at ``length`` positions, how many of these are not measured, because they are
             special tokens or ``without_first`` leaves them out.
         directions: Of an influence, the number of random directions; 0 of attention.
+        precision: Precision in which the weights of attention were computed, by whose rounding `symmetry` judges them.
         residual: Of a rollout, the weight of the residual connections; None of attention.
     """
 
@@ -59,10 +58,18 @@ class Provenance:
     left_out: int = 0
     directions: int = 0
     residual: float | None = None
+    precision: str = ""
 
 
-def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance:
-    """Return the provenance of a result of a model."""
+def provenance(model: SequenceModel, precision: torch.dtype, *, causal: bool, **more: Any) -> Provenance:
+    """Return the provenance of a result of a model.
+
+    Args:
+        model: The model.
+        precision: That of the weights.
+        causal: Whether no query attends to later keys.
+        more: Other attributes of `Provenance`.
+    """
     directions = getattr(model, "directions", 0)  # only an influence has directions
     if directions and more.get("seed") is None:
         more["seed"] = getattr(model, "seed", None)
@@ -71,7 +78,8 @@ def provenance(model: SequenceModel, visible: Tensor, **more: Any) -> Provenance
         model_class=type(model.module).__name__,
         model_type=getattr(model.config, "model_type", ""),
         dtype=str(model.dtype).removeprefix("torch."),
-        causal=hides_future(visible),
+        precision=str(precision).removeprefix("torch."),
+        causal=causal,
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=model.encoding,
         directions=directions,

@@ -29,62 +29,34 @@ _UNIFORM = 0.05  # a head closer to uniform attention than this, in total variat
 _NO_POSITIONS = 1e-6  # a layer closer than this adds no positions
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class AveragedAttention(DisplayMixin):
-    """Attention averaged over words or texts, with the metrics of each of them.
+class Averages(DisplayMixin):
+    """What the results of words or texts have in common: the metrics of each of them, and tables."""
 
-    Two averaging orders are in use. ``metric_of_mean`` measures the averaged matrix (Wang et al., 2021, average 300
-    words first). ``mean_of_metric`` measures each matrix and averages the numbers; the intervals are for this order.
-    Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as the mean over words and 0.83 of
-    the mean. Which order Chen et al. (2023) used is not known.
-
-    The metrics accept this result: ``symmetry(result)`` is the metric of the mean.
-
-    Attributes:
-        attention: Mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
-            or tokens that are cut out take part of them.
-        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): locality, symmetry and
-            relative asymmetry; where no query of any layer sees the future, also the metrics that are shown of causal
-            attention; ``cut_share``, the attention to tokens that are cut out; in models with learned sinks,
-            ``learned_sink``, their share, and ``locality_with_sink`` and so on, measured on the weights as they are,
-            whose rows sum to 1 less that share.
-        layers: The model's layer numbers along the first axis.
-        source: The `Provenance`.
-        visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
-            masked.
-        other_layers: What the model's layers without attention are, by number.
-        positions: Where the tokens lie, by which the metrics measure distance; None for a line.
-    """
-
-    attention: Tensor
     per_sample: Mapping[str, Tensor]
     layers: tuple[int, ...]
     source: Provenance
-    visible: Tensor | None = None
-    other_layers: Mapping[int, str] = field(default_factory=dict)
-    positions: Positions | None = None
+    other_layers: Mapping[int, str]
+    positions: Positions | None
 
     @property
     def length(self) -> int:
-        """The number of positions n."""
-        return self.attention.shape[-1]
+        """The number of positions n, of the longest text."""
+        raise NotImplementedError
+
+    @property
+    def heads(self) -> int:
+        """The number of heads of each layer."""
+        raise NotImplementedError
+
+    @property
+    def visible_keys(self) -> tuple[int, ...]:
+        """The most keys that any query sees, layer by layer: n, or the size of a window or chunk."""
+        raise NotImplementedError
 
     @property
     def mean_of_metric(self) -> Measurement:
         """The published metrics of each matrix, averaged: each (layer, head); a ValueError for a rollout."""
         return Measurement(**{name: self._samples_of(name).mean(0) for name in PUBLISHED})
-
-    @cached_property
-    def metric_of_mean(self) -> Measurement:
-        """The published metrics of the averaged matrix: each (layer, head)."""
-        return measurement(self.attention, positions=self.positions)
-
-    @property
-    def visible_keys(self) -> tuple[int, ...]:
-        """The most keys that any query sees, layer by layer: n, or the size of a window or chunk."""
-        if self.visible is None:
-            return (self.length,) * len(self.layers)
-        return tuple(self.visible.sum(-1).amax(-1).tolist())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -97,11 +69,14 @@ class AveragedAttention(DisplayMixin):
             notes.append(f"distance is by positions of {self.positions.dimensions} coordinates, not by order")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
-        if self.source.directions:
-            own = self.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
-            notes.append(f"influence over depth: {float(own.min()):.0%} to {float(own.max()):.0%} is a position's own")
         if "learned_sink" in self.per_sample:
             notes.append("learned sinks: rows are renormalised without them, except of names in _with_sink")
+        if self.source.repeated:
+            notes.append(f"{self.source.repeated} texts are equal to one of the {self.source.texts} and do not count")
+        if self.source.equal_states and not self.source.directions:
+            notes.append("relative positions alone, so each layer shows only those it adds itself; use prefix=True")
+        if self._lengths() != str(self.length):
+            notes.append(f"texts have {self._lengths()} tokens, with which most metrics change: read adjusted_locality")
         return tuple(notes)
 
     def interval(self, metric: str = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -154,10 +129,9 @@ class AveragedAttention(DisplayMixin):
             ValueError: Another ``by``, an unknown metric, or one that is not a number per matrix.
         """
         check_choice("by", by, ("head", "layer"))
-        heads = self.attention.shape[1]
         index: pd.Index[Any] = pd.Index(self.layers, name="layer")
         if by == "head":
-            index = pd.MultiIndex.from_product([self.layers, range(heads)], names=["layer", "head"])
+            index = pd.MultiIndex.from_product([self.layers, range(self.heads)], names=["layer", "head"])
         columns: dict[str, Tensor] = {}
         for name in self._shown() if metrics is None else [metrics] if isinstance(metrics, str) else metrics:
             function = metrics[name] if isinstance(metrics, Mapping) else metric_of(name)
@@ -168,9 +142,9 @@ class AveragedAttention(DisplayMixin):
                 columns |= {name: samples.mean(0), f"{name}_low": low, f"{name}_high": high}
             elif function is None:
                 check_choice("metrics", name, [*self.per_sample, *filter(metric_of, dir(_metrics))])
-            if function is not None:
+            if function is not None and (self._has_matrices or name not in self.per_sample):
                 columns[f"{name}_of_mean"] = function(self)
-                if getattr(columns[f"{name}_of_mean"], "shape", None) != self.attention.shape[:2]:
+                if getattr(columns[f"{name}_of_mean"], "shape", None) != (len(self.layers), self.heads):
                     raise ValueError(f"metrics must give one number per matrix, (layer, head), which {name} does not")
         columns |= self._more_columns()
         if by == "layer":
@@ -185,6 +159,10 @@ class AveragedAttention(DisplayMixin):
         if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
             shares.append("cut_share")
         return [*(causal_metrics(self.positions) if self.source.causal else PUBLISHED), *shares]
+
+    @property
+    def _has_matrices(self) -> bool:
+        return isinstance(self, AveragedAttention)
 
     def _more_columns(self) -> dict[str, Tensor]:
         """Return further columns of the table, (layer, head) each."""
@@ -231,7 +209,8 @@ class AveragedAttention(DisplayMixin):
         source: Any = {k: tuple(each) if isinstance(each, list) else each for k, each in header["source"].items()}
         names = [name for name in tensors if name.startswith("per_sample.")]
         per_sample = {name.removeprefix("per_sample."): tensors.pop(name) for name in names}
-        return cls(
+        make: Any = cls
+        return make(  # type: ignore[no-any-return]
             per_sample=per_sample,
             layers=tuple(header["layers"]),
             source=Provenance(**source),
@@ -242,15 +221,26 @@ class AveragedAttention(DisplayMixin):
 
     def _samples(self) -> str:
         """Return over what the mean is, for the headline."""
-        raise NotImplementedError
+        if self.source.texts:
+            special = "counted" if self.source.special_tokens else "left out"
+            return f"mean over {self.source.texts} texts, special tokens {special}"
+        number, sample = len(self.source.words), "word" if self.source.word_ids else "sample"
+        fed = "tokens of the model's own cropped" if "cut_share" in self.per_sample else "no special tokens"
+        if self.source.special_tokens:
+            fed = "special tokens fed and cropped"
+        if self.source.prefix:
+            fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
+        return f"mean over {number} {sample}{'s' if number != 1 else ''}, {fed}"
 
     def _lengths(self) -> str:
-        """Return the number of tokens, for the headline."""
-        return str(self.length)
+        """Return the number of tokens, or those of the shortest and the longest text."""
+        counts = getattr(self, "counts", None)
+        shortest = self.length if counts is None else int((counts == counts[0]).sum())
+        return str(self.length) if shortest == self.length else f"{shortest} to {self.length}"
 
     def _headline(self) -> str:
         model = label(self.source.model, self.source.encoding)
-        what = f"{len(self.layers)} layers x {self.attention.shape[1]} heads"
+        what = f"{len(self.layers)} layers x {self.heads} heads"
         if self.source.directions:
             what = f"influence in {len(self.layers)} layers, {self.source.directions} directions"
         return f"{model}: {what}, n = {self._lengths()}, {self._samples()}"
@@ -258,13 +248,140 @@ class AveragedAttention(DisplayMixin):
     def _table(self) -> pd.DataFrame:
         frame = self.to_frame("layer")
         names = ["layer", *self._shown(), *self._more_columns()]
-        if not self.source.causal:
+        if not self.source.causal and self._has_matrices:
             names.insert(3, "symmetry_of_mean")
         if min(self.visible_keys) < self.length:
             names.append("visible_keys")
         frame = frame[list(dict.fromkeys(name if name in frame else f"{name}_of_mean" for name in names))]
         mean = frame.mean().to_frame().T.astype(object).assign(layer="mean")
         return pd.concat([frame.astype(object), mean], ignore_index=True)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AveragedAttention(Averages):
+    """Attention averaged over words or texts, with the metrics of each of them.
+
+    Two averaging orders are in use. ``metric_of_mean`` measures the averaged matrix (Wang et al., 2021, average 300
+    words first). ``mean_of_metric`` measures each matrix and averages the numbers; the intervals are for this order.
+    Locality is linear, so both orders agree; symmetry is not: a small BERT has 0.82 as the mean over words and 0.83 of
+    the mean. Which order Chen et al. (2023) used is not known.
+
+    The metrics accept this result: ``symmetry(result)`` is the metric of the mean.
+
+    Attributes:
+        attention: Mean of the attention (layer, head, n, n); rows sum to 1 in every sample, also where a learned sink
+            or tokens that are cut out take part of them.
+        per_sample: By name, a number of the matrix of each word or text, (sample, layer, head): locality, symmetry and
+            relative asymmetry; where no query of any layer sees the future, also the metrics that are shown of causal
+            attention, and of texts on a line all of these but past locality in any case; ``cut_share``, the attention
+            to tokens that are cut out; in models with learned sinks, ``learned_sink``, their share, and
+            ``locality_with_sink`` and so on, measured on the weights as they are, whose rows sum to 1 less that share.
+        layers: The model's layer numbers along the first axis.
+        source: The `Provenance`.
+        visible: The keys that each query may attend to by the model's mask (layer, n, n), None where nothing is
+            masked.
+        other_layers: What the model's layers without attention are, by number.
+        positions: Where the tokens lie, by which the metrics measure distance; None for a line.
+    """
+
+    attention: Tensor
+    per_sample: Mapping[str, Tensor]
+    layers: tuple[int, ...]
+    source: Provenance
+    visible: Tensor | None = None
+    other_layers: Mapping[int, str] = field(default_factory=dict)
+    positions: Positions | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of positions n."""
+        return self.attention.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        """The number of heads of each layer."""
+        return self.attention.shape[1]
+
+    @property
+    def precision(self) -> torch.dtype | None:
+        """The precision in which the weights were computed, by whose rounding they are judged; None if not known."""
+        return getattr(torch, self.source.precision, None)
+
+    @property
+    def profile(self) -> Tensor:
+        """The mean attention at each signed distance, `distance_profile`, (layer, head, 2n - 1)."""
+        return _metrics.distance_profile(self)
+
+    @cached_property
+    def metric_of_mean(self) -> Measurement:
+        """The published metrics of the averaged matrix: each (layer, head)."""
+        return measurement(self.attention, positions=self.positions)
+
+    @property
+    def visible_keys(self) -> tuple[int, ...]:
+        """The most keys that any query sees, layer by layer: n, or the size of a window or chunk."""
+        if self.visible is None:
+            return (self.length,) * len(self.layers)
+        return tuple(self.visible.sum(-1).amax(-1).tolist())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Cautions for reading these numbers, one sentence each; usually empty."""
+        notes = list(super().notes)
+        if self.source.directions:
+            own = self.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))
+            notes.append(f"influence over depth: {float(own.min()):.0%} to {float(own.max()):.0%} is a position's own")
+        return tuple(notes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AveragedMetrics(Averages):
+    """What ``matrices=False`` measures of words or texts: numbers by distance and of each text, and no n x n matrix.
+
+    ``attention``, ``visible``, ``share`` and ``metric_of_mean`` need matrices, and raise an error here. In
+    ``to_frame()`` there are no columns that end in ``_of_mean``, and no ``position_share``.
+
+    Attributes:
+        profile: The mean attention at each signed distance, (layer, head, 2n - 1), over all pairs of tokens of all
+            texts; of texts of one length, that of the mean matrix, `distance_profile`.
+        counts: The number of texts or words with each query, (n,).
+        most_keys: The most keys that any query sees, (layer,).
+        per_sample: As of `AveragedAttention`, with adjusted locality, mean distance, window and ``sink_rate``, the
+            first token's share, of bidirectional attention too.
+        layers: The model's layer numbers along the first axis.
+        source: The `Provenance`.
+        other_layers: What the model's layers without attention are, by number.
+        positions: None: the tokens lie on a line.
+    """
+
+    profile: Tensor
+    counts: Tensor
+    most_keys: Tensor
+    per_sample: Mapping[str, Tensor]
+    layers: tuple[int, ...]
+    source: Provenance
+    other_layers: Mapping[int, str] = field(default_factory=dict)
+    positions: Positions | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("attention", "visible", "share", "metric_of_mean"):
+            raise ValueError(f"{name} needs n x n matrices: measure with matrices=True")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    @property
+    def length(self) -> int:
+        """The number of positions n, of the longest text."""
+        return len(self.counts)
+
+    @property
+    def heads(self) -> int:
+        """The number of heads of each layer."""
+        return self.profile.shape[1]
+
+    @property
+    def visible_keys(self) -> tuple[int, ...]:
+        """The most keys that any query sees, layer by layer: n, or the size of a window or chunk."""
+        return tuple(self.most_keys.tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -276,7 +393,6 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            notes.append("relative positions alone, so each layer shows only those it adds itself; use prefix=True")
             visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
             uniform = visible / visible.sum(-1, keepdim=True)
             far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1).amax(-1) / 2  # of the least uniform head
@@ -286,15 +402,6 @@ class PositionalAttention(AveragedAttention):
             if none := [layer for layer, far in distance if far < _NO_POSITIONS]:
                 notes.append(f"layers that add no positions: {', '.join(none)}")
         return tuple(notes)
-
-    def _samples(self) -> str:
-        number, sample = len(self.source.words), "word" if self.source.word_ids else "sample"
-        fed = "tokens of the model's own cropped" if "cut_share" in self.per_sample else "no special tokens"
-        if self.source.special_tokens:
-            fed = "special tokens fed and cropped"
-        if self.source.prefix:
-            fed = f"token {' '.join(self.source.prefix)} fed before them and cropped"
-        return f"mean over {number} {sample}{'s' if number != 1 else ''}, {fed}"
 
 
 def metric_of(name: str) -> Callable[..., Tensor] | None:

@@ -1,7 +1,8 @@
 """The metrics of each word's or text's matrix, measured while a model runs."""
 
-from typing import Any
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pelocality import metrics
@@ -20,23 +21,32 @@ def hides_future(visible: Tensor) -> bool:
     return n > 1 and not bool(visible.reshape(-1, n, n).any(0).triu(1).any())
 
 
-def sample_metrics(
-    attention: Tensor, visible: Tensor, mask: Tensor | None = None, positions: Positions | None = None
-) -> dict[str, Tensor]:
-    """Return metrics of attention (batch, head, n, n) whose rows sum to 1, each (batch, head).
+class Observed(NamedTuple):
+    """Attention with what is known of it, as every metric accepts it.
+
+    Attributes:
+        attention: Weights whose rows sum to 1, (batch, head, n, n).
+        visible: The keys that each query sees, (batch, n, n).
+        precision: The precision in which the weights were computed, by whose rounding they are judged.
+        positions: Where the tokens lie; None for a line.
+    """
+
+    attention: Tensor
+    visible: Tensor
+    precision: torch.dtype
+    positions: Positions | None = None
+
+
+def sample_metrics(observed: Observed, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """Return metrics of attention, each (batch, head).
 
     Args:
-        attention: The weights.
-        visible: The keys that each query sees, (batch, n, n).
+        observed: The attention.
         mask: The tokens that count, (batch, n); None: all.
-        positions: Where they lie; None for a line.
     """
-    values: dict[str, Tensor] = dict(vars(measurement(attention, mask=mask, positions=positions)))
-    if hides_future(visible):
-        for name in causal_metrics(positions):
-            more: dict[str, Any] = {} if name == "sink_rate" else {"positions": positions}
-            more |= {"visible": visible[:, None]} if name == "adjusted_locality" else {}
-            values[name] = getattr(metrics, name)(attention, mask=mask, **more)
+    values: dict[str, Tensor] = dict(vars(measurement(observed, mask=mask)))
+    if hides_future(observed.visible):
+        values |= {name: getattr(metrics, name)(observed, mask=mask) for name in causal_metrics(observed.positions)}
     return values
 
 

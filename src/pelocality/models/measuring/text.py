@@ -1,57 +1,54 @@
 """Sums of attention over texts, and the metrics of each text."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from pelocality._distributed import gathered, summed
-from pelocality.models.inputs.tokens import runs_of_tokens
-from pelocality.models.layers import AttentionLayers
-from pelocality.models.measuring.samples import metrics_with_sink, sample_metrics
-from pelocality.positions import Positions
+from pelocality._checks import on_float64_device
+from pelocality._distributed import summed
+from pelocality.models.layers import AttentionLayers, Rows
+from pelocality.models.measuring.rows import FEWEST, RowSums
+from pelocality.models.measuring.samples import Observed, sample_metrics
+from pelocality.models.sequence_model import SequenceModel
 
-FEWEST = 3
-"""Tokens of a text that has a symmetry."""
+_MOST = 2**27  # weights of a layer that are added on the device of the model, and numbers of a sum there
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
 
 
-class TextSums:
+class TextSums(RowSums):
     """Sums over texts of the deviations from uniform attention, for each layer, head and pair of positions.
 
     Args:
-        attending: The layers of the model.
+        model: The model.
+        attending: Its layers.
         layers: The numbers of those that are added.
         length: The number of first positions that are added.
-        without_first: Of a model without token ids, how many of its tokens are left out; None: ``add`` is told.
-        positions_of: From a number of tokens to their positions, None for a line.
+        without_first: Of a model without token ids, how many of its tokens are left out.
     """
 
     def __init__(
-        self,
-        attending: AttentionLayers,
-        layers: tuple[int, ...],
-        length: int,
-        without_first: int,
-        positions_of: Callable[[int], Positions | None],
+        self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], length: int, without_first: int
     ) -> None:
-        self.layers, self.sinks, self.positions_of = layers, any(attending.sinks), positions_of
-        self.most, self.first = length, attending.before + without_first
-        self.texts = 0
-        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
-        # (layer, head, n, n) or (layer, 1, n, n), on the CPU, as not every accelerator has float64
+        super().__init__(model, attending, layers)
+        self.most, self.before = length, attending.before + without_first
+        # (layer, head, n, n) or (layer, 1, n, n)
         total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
         self.sums = {"total": total, "squares": total, "rounding": total[:, :1], "uniform": total[:, :1]}
         self.sums["counts"] = total[:, :1].long()
 
-    def _grow(self, length: int) -> None:
-        """Pad the sums to this number of positions: the longest text is known only at the end."""
-        if (more := length - self.sums["counts"].shape[-1]) > 0:
-            self.sums = {name: nn.functional.pad(each, (0, more, 0, more)) for name, each in self.sums.items()}
+    def _grow_matrices(self, length: int, device: torch.device) -> None:
+        """Pad the sums to this number of positions: the longest text is known only at the end.
 
-    def add(self, number: int, included: Tensor | None, place: int, weights: Tensor, visible: Tensor) -> None:
+        They are on the device of the weights, or of many weights on the CPU.
+        """
+        layers, heads, n, _ = self.sums["total"].shape
+        if (more := length - n) > 0:
+            device = device if layers * heads * length**2 <= _MOST else torch.device("cpu")
+            shape = 0, more, 0, more
+            self.sums = {name: nn.functional.pad(each.to(device), shape) for name, each in self.sums.items()}
+
+    def add(self, number: int, included: Tensor | None, place: int, rows: Rows) -> None:
         """Add the attention to a batch of texts in one layer, and measure each text.
 
         Args:
@@ -59,85 +56,56 @@ class TextSums:
             included: Which of its tokens count, (batch, n); None for a model without token ids, of which those count
                 that attend to themselves.
             place: The place of the layer among the added ones.
-            weights: (batch, head, n, n).
-            visible: The keys that each query sees, (batch, n, n).
+            rows: The attention of the layer.
         """
+        weights, visible = map(on_float64_device, rows(slice(None)))
+        if weights.numel() > _MOST:
+            weights, visible = weights.cpu(), visible.cpu()
         if included is None:
             own = visible.diagonal(dim1=-2, dim2=-1).cpu()
-            behind = torch.arange(own.shape[1], device="cpu") >= self.first
-            tokens = (own & behind)[:, : self.first + self.most]
-        else:
-            tokens = included[:, : self.most]
-        if bool((runs_of_tokens(tokens) > 1).any()):  # between which distances are not known
-            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
-        m = tokens.shape[1]
-        pairs = tokens[:, :, None] & tokens[:, None, :] & visible[:, :m, :m].cpu()
-        if place == 0:  # every layer reads the same texts
-            self.texts += int(tokens.any(1).sum())
-        attention = self._add_matrices(place, weights, pairs)
-        measured = tokens.sum(1) >= FEWEST
-        if not bool(measured.any()):
-            return
+            included = (own & (torch.arange(own.shape[1], device="cpu") >= self.before))[:, : self.before + self.most]
+        super().add(number, included, place, lambda part: (weights[..., part, :], visible[:, part]))
+        m, here = included.shape[1], included.to(weights.device)
+        pairs = here[:, :, None] & here[:, None, :] & visible[:, :m, :m]
+        attention = self._add_pairs(place, weights, pairs)
+        first, *_, last = included.any(0).nonzero().flatten().tolist() * 2 or [0, -1]
         # positions are of the tokens that are measured, from the first one on
-        first, *_, last = tokens.any(0).nonzero().flatten().tolist()
-        positions = self.positions_of(last + 1 - first)
-        part, kept = slice(0, None) if positions is None else slice(first, last + 1), tokens[measured]
-        attention, pairs = attention[measured][..., part, part], pairs[measured][:, part, part]
-        values = sample_metrics(attention, pairs, kept[:, part], positions)
-        values |= self._shares(weights[measured.to(weights.device)], kept, on_line=positions is None)
-        self.per_text.setdefault(number, {})[place] = values
+        positions = self.model.positions_of(last + 1 - first) if last >= first else None
+        of_texts, part = self.per_text.get(number, {}), slice(first, last + 1)
+        if positions is not None and place in of_texts:
+            some = included.sum(1) >= FEWEST
+            attention, pairs = (each[some.to(each.device)][..., part, part] for each in (attention, pairs))
+            kept, shares = included[some, part], {"cut_share", "learned_sink"} & of_texts[place].keys()
+            observed = Observed(attention, pairs, weights.dtype, positions)
+            on_line, of_texts[place] = of_texts[place], sample_metrics(observed, None if bool(kept.all()) else kept)
+            of_texts[place] |= {name: on_line[name] for name in shares}
 
-    def _add_matrices(self, place: int, weights: Tensor, pairs: Tensor) -> Tensor:
+    def _add_pairs(self, place: int, weights: Tensor, pairs: Tensor) -> Tensor:
         """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.
 
         Returns:
-            (batch, head, m, m): the attention over those pairs, rows renormalised; 0 elsewhere.
+            (batch, head, m, m): the attention over those pairs in at least float32, rows renormalised; 0 elsewhere.
         """
         m = pairs.shape[-1]
-        self._grow(m)
-        included = weights[..., :m, :m].cpu().double() * pairs[:, None]  # (batch, head, m, m)
+        self._grow_matrices(m, weights.device)
+        included = weights[..., :m, :m].double() * pairs[:, None]  # (batch, head, m, m)
         mass = included.sum(-1, keepdim=True)
         keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
         uniform = pairs[:, None] / keys.clamp(min=1)
-        # a row without weight on included keys (it underflowed) has deviation 0
-        deviation = torch.where(pairs[:, None] & (mass > 0), included / mass - uniform, 0.0)
+        attention = torch.where(mass > 0, included / mass, uniform)  # uniform where the weight underflowed
+        deviation = attention - uniform
         rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
         added = {"total": deviation, "squares": deviation.square(), "rounding": rounding.square(), "uniform": uniform}
         for name, each in (added | {"counts": pairs[:, None]}).items():
-            self.sums[name][place, :, :m, :m] += each.sum(0)
-        return deviation + uniform
-
-    def _shares(self, weights: Tensor, tokens: Tensor, *, on_line: bool) -> dict[str, Tensor]:
-        """Return what the rows of included tokens give to tokens that are left out and to learned sinks, by head."""
-        m = tokens.shape[1]
-        rows = weights[..., :m, :].cpu().double()
-        queries = tokens[:, None] / tokens.sum(1)[:, None, None]
-        total = (rows.sum(-1) * queries).sum(-1)
-        kept = (rows[..., :m] * tokens[:, None, None]).sum(-1)
-        values = {"cut_share": total - (kept * queries).sum(-1)} | ({"learned_sink": 1 - total} if self.sinks else {})
-        if self.sinks and on_line:
-            cropped = [row[None, :, each][..., each] for row, each in zip(rows[..., :m], tokens, strict=True)]
-            as_they_are = [metrics_with_sink(each) for each in cropped]
-            values |= {name: torch.cat([each[name] for each in as_they_are]) for name in as_they_are[0]}
-        return values
+            total = self.sums[name][place, :, :m, :m]
+            total += each.sum(0).to(total.device)
+        return attention.to(torch.promote_types(weights.dtype, torch.float32))
 
     def add_processes(self) -> None:
         """Add the sums and the texts of all other processes, up to the longest text of all."""
-        parts = gathered([(self.sums["counts"].shape[-1], self.texts, self.per_text)])
-        self._grow(max(length for length, _, _ in parts))
-        self.sums = {name: summed(each) for name, each in self.sums.items()}
-        self.texts = sum(texts for _, texts, _ in parts)
-        self.per_text = {number: layers for *_, batches in parts for number, layers in batches.items()}
-
-    def per_sample(self) -> dict[str, Tensor]:
-        """Return the metrics of all texts by name, each (text, layer, head).
-
-        Names that a layer or a batch lacks are left out, such as past locality where layers differ in causality.
-        """
-        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
-        every = [values for layers in batches for values in layers]
-        names = [name for name in every[0] if all(name in values for values in every)] if every else []
-        return {name: torch.cat([torch.stack([each[name] for each in some], 1) for some in batches]) for name in names}
+        super().add_processes()
+        self._grow_matrices(max((stop for _, stop in self.spans), default=0), self.sums["counts"].device)
+        self.sums = {name: summed(each).cpu() for name, each in self.sums.items()}
 
     def share(self) -> Tensor:
         """Return the share (layer, head), NaN where no pair of positions is in two sentences."""

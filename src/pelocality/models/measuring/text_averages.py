@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pelocality._checks import count
+from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import attention_layers, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
-from pelocality.models.measuring.text import FEWEST, TextSums
+from pelocality.models.measuring.rows import FEWEST, RowSums
+from pelocality.models.measuring.samples import hides_future
+from pelocality.models.measuring.text import TextSums
 from pelocality.models.sequence_model import SequenceModel
 
 _FEW = 10  # texts of which a head that ignores position has a share below -0.1
@@ -42,8 +44,6 @@ class TextAverage(AveragedAttention):
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = visible[:, 1:, 0] / visible[:, 1:].sum(-1)
         sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1).amax(-1)  # (layer,)
-        if self.source.repeated:
-            notes.append(f"{self.source.repeated} texts are equal to one of the {n} and do not count")
         if n == 1:
             notes.append("one text has no position share (NaN), which compares texts: pass more")
         elif n <= _FEW:
@@ -53,22 +53,12 @@ class TextAverage(AveragedAttention):
             notes.append(f"the first token gets up to {most}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
             notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out")
-        if self._lengths() != str(self.length):
-            notes.append(f"texts have {self._lengths()} tokens, with which most metrics change: read adjusted_locality")
-            if not self.source.causal:
-                notes.append("texts end at different tokens, so metrics of the mean matrix lean to the left")
+        if self._lengths() != str(self.length) and not self.source.causal:
+            notes.append("texts end at different tokens, so metrics of the mean matrix lean to the left")
         return tuple(notes)
-
-    def _lengths(self) -> str:
-        shortest = int((self.counts == self.counts[0]).sum())
-        return str(self.length) if shortest == self.length else f"{shortest} to {self.length}"
 
     def _more_columns(self) -> dict[str, Tensor]:
         return {"position_share": self.share}
-
-    def _samples(self) -> str:
-        special = "counted" if self.source.special_tokens else "left out"
-        return f"mean over {self.source.texts} texts, special tokens {special}"
 
 
 @undivided_if_sharded
@@ -83,6 +73,7 @@ def text_average(
     layers: Sequence[int] | None = None,
     batch_size: int = 16,
     progress: bool = True,
+    matrices: bool = True,
 ) -> TextAverage:
     r"""Return the mean attention of a model over texts, and the share of each head's attention that position explains.
 
@@ -140,10 +131,12 @@ def text_average(
             the padding (ConvBERT). Batches are run as they are; but where rotations depend on the longest text of a
             batch (dynamic NTK, LongRoPE), texts of other lengths are run one after the other.
         progress: Show a progress bar on runs that take longer than a few seconds.
+        matrices: False for long texts: measure blocks of rows alone, in memory that grows with n and not n squared.
 
     Returns:
         A `TextAverage` with the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
-        ``share`` (layer, head), NaN if there is one text only. On the CPU, float64.
+        ``share`` (layer, head), NaN if there is one text only. On the CPU, float64. With ``matrices=False`` an
+        `AveragedMetrics`: the same metrics of each text, and the mean attention by distance.
 
     Raises:
         TypeError: Something that is not a transformers model, one text instead of several, strings beside batches, or
@@ -152,7 +145,8 @@ def text_average(
             without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
             start again within a row (packed texts), an entry that the model reads and that is not an integer per
             token, unknown layers, special tokens between the words of a text, texts that are all shorter than three
-            tokens, or a position between others at which no text has a token to measure.
+            tokens, or a position between others at which no text has a token to measure; with ``matrices=False`` a
+            model without token ids, or positions that are no line.
         RuntimeError: Another process failed.
 
     Examples:
@@ -167,24 +161,36 @@ def text_average(
     """
     model = SequenceModel.of(model)
     count("length", length, least=FEWEST)
+    flag("matrices", matrices)
     batches = TextBatches(model, texts, tokenizer, special_tokens, without_first, batch_size, progress)
-    sums: TextSums | None = None
+    sums: Any = None
     rank, processes = rank_and_size()
     with failing_together() as must_agree:
         for number, (inputs, included) in enumerate(batches):  # every process reads every batch
             if sums is None:
                 attending = attention_layers(model, inputs)
-                sums = TextSums(attending, attending.requested(layers), length, without_first, model.positions_of)
+                requested = attending.requested(layers)
+                sums = TextSums(model, attending, requested, length, without_first)
+                if not matrices:
+                    sums = RowSums(model, attending, requested)
+                    sums.check_line(length)
             if number % processes == rank:
-                add = functools.partial(sums.add, number, included)
-                observe_layers(model, attending, sums.layers, inputs, add)
+                tokens = None if included is None else included[:, :length]
+                add = functools.partial(sums.add, number, tokens)
+                observe_layers(model, attending, requested, inputs, add, rows=True)
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
     sums.add_processes()
-    share, per_sample = sums.share(), sums.per_sample()
+    per_sample = sums.per_sample()
     if not per_sample:
         raise ValueError(f"no text has {FEWEST} tokens to measure with {length=} and {without_first=}")
+    if not matrices:
+        starts, stops = zip(*sums.spans, strict=True)
+        left_out = min(starts) if max(stops) == length else 0
+        numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
+        return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
+    share = sums.share()
     counts = sums.sums["counts"][0, 0].diagonal()  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)
@@ -193,8 +199,8 @@ def text_average(
     mean = (sums.sums["total"] + sums.sums["uniform"])[..., part, part] / counts[part, None]
     visible = sums.sums["counts"][:, 0, part, part] > 0
     special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
-    numbers = {"texts": sums.texts, "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
-    source = provenance(model, visible, special_tokens=special_tokens, **numbers)
+    numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
+    source = provenance(model, attending.dtype, causal=hides_future(visible), special_tokens=special_tokens, **numbers)
     seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
     base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
     return TextAverage(*base, share=share, counts=counts[part])

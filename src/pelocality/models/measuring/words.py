@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pelocality._distributed import summed
-from pelocality.models.measuring.samples import CAUSAL, hides_future, metrics_with_sink, sample_metrics
+from pelocality.models.measuring.samples import CAUSAL, Observed, hides_future, metrics_with_sink, sample_metrics
 from pelocality.positions import Positions
 
 
@@ -35,7 +35,7 @@ class WordSums:
         if mean:
             weights, visible = weights.mean(0, keepdim=True), visible.any(0, keepdim=True)
         part = self.part
-        half = weights.dtype not in (torch.float32, torch.float64)
+        dtype, half = weights.dtype, weights.dtype not in (torch.float32, torch.float64)
         rows = (weights.float() if half else weights)[..., part, :]
         weights, visible = rows[..., part], visible[:, part, part]
         if not self.attention.numel():
@@ -50,7 +50,7 @@ class WordSums:
                 raise ValueError(f"in layer {self.layers[place]} a query sees only the prefix or special tokens")
             uniform = (visible[:, None] / keys).to(weights.dtype)
             attention = torch.where(mass > 0, weights / mass, uniform)  # uniform where the weight underflowed
-        values = sample_metrics(attention, visible, positions=self.places)
+        values = sample_metrics(Observed(attention, visible, dtype, self.places))
         if not whole:
             values["cut_share"] = (total - mass).mean((-2, -1))
         if self.sinks:
