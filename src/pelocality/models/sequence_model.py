@@ -250,7 +250,8 @@ class SequenceModel:
 
     def some_ids(self, number: int) -> list[int]:
         """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
-        ids = [token for token in range(self.vocabulary // 2, self.vocabulary) if token != self.padding][:number]
+        size, padding = self.vocabulary, self.padding
+        ids = [token for token in range(size // 2, min(size, size // 2 + number + 1)) if token != padding]
         return (ids * number)[:number]
 
     # ---- checks of arguments
