@@ -100,7 +100,8 @@ class Observer(TorchFunctionMode):
     def observing(self, module: nn.Module) -> Iterator[None]:
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
-        modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
+        modules = [each for each in module.modules() if each in blocks or not _is_of_torch(each)]
+        modules = [each for each in modules if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
         with hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end), plain_torch(), self:
             yield
 
@@ -328,6 +329,11 @@ def members_of(module: nn.Module) -> dict[nn.Module, int]:
     """Return the members of all lists and sequences of modules, each with a number of its list."""
     lists = [each for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
     return {member: number for number, each in enumerate(lists) for member in each if member is not None}
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """Return whether a module is one of torch's without parts, in which no attention runs: hooks there take long."""
+    return not module._modules and type(module).__module__.startswith("torch.nn.modules")
 
 
 def _for_every_head(states: Tensor, query: Tensor) -> Tensor:

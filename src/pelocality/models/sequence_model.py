@@ -1,5 +1,6 @@
 """A model as this library runs it: what runs and on what, and all that is known of it, found once."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -305,14 +306,18 @@ class SequenceModel:
             return self.module(**inputs)
         inputs = {**inputs, **options}
         inputs |= {name: False for name in ("use_cache", "use_mems", "output_attentions") if self.reads(name)}
-        crosses = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
-        crosses = crosses or any("cross" in name for name, _ in self.module.named_modules())
-        if self.reads("encoder_hidden_states") and crosses and "encoder_hidden_states" not in inputs:
+        if "encoder_hidden_states" not in inputs and self.reads("encoder_hidden_states") and self._crosses:
             width = getattr(self.config, "cross_attention_hidden_size", None) or self.config.hidden_size
             first = next(iter(inputs.values()))
             shape = len(first), 3 if first.shape[1] == 1 else 1, width  # there are more or fewer keys than tokens
             inputs["encoder_hidden_states"] = torch.zeros(shape, dtype=self.dtype, device=first.device)
         return self.module(**inputs, return_dict=True)
+
+    @functools.cached_property
+    def _crosses(self) -> bool:
+        """Whether the model has cross-attention."""
+        decodes = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
+        return decodes or any("cross" in name for name, _ in self.module.named_modules())
 
     def _ids_without_padding(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the token ids of a batch for a module that reads them alone."""
