@@ -47,7 +47,7 @@ def depend_on_length(model: nn.Module) -> bool:
 
 
 def _rotations_restorer(changing: Sequence[nn.Module]) -> Callable[[], None]:
-    """Return the function that gives modules the rotations again that they have now, those changed in place included."""
+    """Return the function that gives modules the rotations that they have now, also if these are changed in place."""
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in changing]
     copies = [(each, each.clone()) for module in changing for each in module.buffers(recurse=False) if not each.is_meta]
 
