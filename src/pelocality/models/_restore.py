@@ -109,7 +109,12 @@ def hooked(
         last: Call it after them instead.
     """
     handles: list[RemovableHandle] = []
-    with restoring(lambda: [handle.remove() for handle in handles]):
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    with restoring(remove):
         for module in dict.fromkeys(modules):
             if before is not None:
                 handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
