@@ -16,6 +16,7 @@ from pelocality.models import (
     rotary_from_targets,
     text_average,
 )
+from pelocality.models.attaching.positions import own_rotation
 from tests.families import ANY, assert_same_outputs, eagerly, same, small, spread, state, tiny, tokens
 from tests.test_models_attachment import hidden, set_implementation
 from tests.test_models_attachment_generation import LATENT
@@ -294,3 +295,15 @@ def test_a_rotation_is_read_where_halves_of_its_cosines_are_rounded_differently(
         expected = model(ids)[0]
         with attach(model, own):
             torch.testing.assert_close(model(ids)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bands", [1, 3, 4, 5])
+@pytest.mark.parametrize("complex_numbers", [False, True])
+def test_a_rotation_is_read_from_angles_that_stand_once_also_of_an_odd_number_of_bands(bands, complex_numbers):
+    frequencies = 0.9 / 2.0 ** torch.arange(bands)
+    angles = torch.arange(N)[None, :, None] * frequencies
+    parts = angles.cos(), angles.sin()
+    call = {"freqs_cis": torch.complex(*parts)} if complex_numbers else {"position_embeddings": parts}
+    rotation = own_rotation(call)
+    assert rotation.dim == 2 * bands
+    torch.testing.assert_close(rotation.angles(torch.arange(N))[0][0].double(), parts[0][0].double(), atol=1e-6, rtol=0)

@@ -216,6 +216,20 @@ def test_the_handle_of_an_earlier_attachment_does_not_undo_a_later_one():
     assert_same_outputs(hidden(copy.deepcopy(model), ids), output)
 
 
+def test_an_inner_block_of_a_handle_leaves_the_encodings_to_the_outer_one():
+    model, ids = tiny("bert"), tokens(1, N)
+    before = hidden(model, ids)
+    with attach(model, ALiBi(2)) as outer:
+        encoded = hidden(model, ids)
+        with pytest.raises(KeyError), outer:
+            raise KeyError
+        with outer as inner:
+            assert inner is outer
+        assert_same_outputs(hidden(model, ids), encoded)
+    assert attached(model) is None
+    assert_same_outputs(hidden(model, ids), before)
+
+
 def test_encodings_attached_in_inference_mode_are_trained():
     model, ids = tiny("bert"), tokens(2, N)
     with torch.inference_mode():

@@ -157,10 +157,24 @@ def test_influence_in_all_directions_is_the_whole_jacobian(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "xlnet"])
 def test_backward_mode_gives_what_forward_mode_does(name, monkeypatch):
-    model, ids = any_model(name), tokens(2, N)
-    expected = of_text(model, ids).attention
-    monkeypatch.setattr(measuring, "_derivative", measuring._backward_twice)
-    torch.testing.assert_close(of_text(model, ids).attention, expected, rtol=1e-9, atol=1e-12)
+    model, ids, found = any_model(name), tokens(2, N), []
+    for way in (measuring._in_forward_mode, measuring._backward_twice):
+        monkeypatch.setattr(measuring, "_way", lambda *run, way=way: way)
+        found.append(of_text(model, ids).attention)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_a_part_that_runs_without_gradients_has_influence():
+    """Such a part has a derivative in forward mode alone."""
+
+    def function(given):
+        with torch.no_grad():
+            past = given.cumsum(1) / 20
+        return given + past
+
+    result = of_text(SequenceModel(Own(function), vocabulary_size=50), torch.tensor([[3, 4, 5]]), directions=D)
+    squares = torch.tensor([[1.05, 0, 0], [0.05, 1.05, 0], [0.05, 0.05, 1.05]]).square()
+    torch.testing.assert_close(result.attention[0, 0].float(), squares / squares.sum(-1, keepdim=True))
 
 
 @pytest.mark.parametrize("name", ["t5", "mamba"])

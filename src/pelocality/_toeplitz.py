@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 _HEIGHT = 8  # rows summed in the precision of a matrix
-_ROWS = 64  # rows of a gradient summed at a time, few enough for the cache of a CPU
+# Rows of a gradient summed at a time: few enough for the cache of a CPU, or enough to occupy a GPU.
+_ROWS, _ROWS_OF_GPU = 64, 1024
 
 
 def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
@@ -24,6 +25,8 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return _tiled(by_distance, query_length)
+    if not (by_distance.requires_grad and torch.is_grad_enabled()):  # calling a `Function` takes long
+        return _Toeplitz.forward(by_distance, query_length)
     result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
     return result
 
@@ -72,8 +75,9 @@ class _Toeplitz(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         queries, keys = gradient.shape[-2:]
         total = gradient.new_zeros(*gradient.shape[:-2], queries + keys - 1)
-        for first in range(0, queries, _ROWS):
-            stop = min(first + _ROWS, queries)
+        rows = _ROWS if gradient.device.type == "cpu" else _ROWS_OF_GPU
+        for first in range(0, queries, rows):
+            stop = min(first + rows, queries)
             total = total + pad(diagonal_sums(gradient.narrow(-2, first, stop - first)), (queries - stop, first))
         return total, None
 

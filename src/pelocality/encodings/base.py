@@ -319,10 +319,11 @@ def check_encoding(encoding: Any, heads: int) -> None:
 
 
 def cast(bias: Tensor, dtype: torch.dtype, visible: Tensor | None = None) -> Tensor:
-    """Return a bias in another precision, with nearly the same softmax and -inf at hidden keys, but no other new -inf.
+    """Return a bias in another precision, with nearly the same softmax and -inf at hidden keys.
 
     If the largest number of a row is so far from 0 that neighbouring numbers of the new dtype differ by 1/16 or more
-    there, the row is shifted so that its largest number is 0: the softmax stays the same.
+    there, the row is shifted so that its largest number is 0: the softmax stays the same. Without visible keys, which
+    may be known later, there is no new -inf. With them it is new only where the weight is 0.
 
     Args:
         bias: (..., query, key), in `working_dtype`.
@@ -339,5 +340,6 @@ def cast(bias: Tensor, dtype: torch.dtype, visible: Tensor | None = None) -> Ten
         largest = bias.detach().amax(-1, keepdim=True)
         far = (largest.abs() * narrow.eps > 1 / 16) & (largest != -torch.inf)
         bias = bias - torch.where(far, largest, 0)
-        bias = torch.where(bias == -torch.inf, bias, bias.clamp(min=narrow.min))
+        if visible is None:
+            bias = torch.where(bias == -torch.inf, bias, bias.clamp(min=narrow.min))
     return bias.to(dtype)

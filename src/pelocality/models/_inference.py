@@ -4,7 +4,7 @@ Rotations may have frequencies that depend on the longest input of a call (LongR
 NTK).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,16 +24,20 @@ def inference(model: nn.Module) -> Iterator[None]:
     Args:
         model: Any module.
     """
-    training = [(module, module.training) for module in model.modules()]
-    restore_rotations = rotations_restorer(model)
+    modules = list(model.modules())
+    training = [(module, module.training) for module in modules]
+    changing = [each for each in modules if _CACHED in " ".join(vars(each)) or any(map(by_length, rope_types(each)))]
+    restore_rotations = _rotations_restorer(changing)
     try:
-        model.eval()
-        forget_longest_input(model)
+        if any(flag for _, flag in training):
+            model.eval()
+        forget_longest_input(changing)
         with torch.no_grad():  # tensors of inference_mode that a model caches could not be trained
             yield
     finally:
         for module, flag in training:
-            module.training = flag
+            if module.training != flag:  # setting an attribute of a module takes long
+                module.training = flag
         restore_rotations()
 
 
@@ -42,13 +46,8 @@ def depend_on_length(model: nn.Module) -> bool:
     return any(by_length(rope_type) for module in model.modules() for rope_type in rope_types(module))
 
 
-def rotations_restorer(model: nn.Module) -> Callable[[], None]:
-    """Return the function that gives a model the rotations again that it has now, those changed in place included."""
-    changing = [
-        module
-        for module in model.modules()
-        if any(_CACHED in name for name in vars(module)) or any(map(by_length, rope_types(module)))
-    ]
+def _rotations_restorer(changing: Sequence[nn.Module]) -> Callable[[], None]:
+    """Return the function that gives modules the rotations that they have now, also if these are changed in place."""
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in changing]
     copies = [(each, each.clone()) for module in changing for each in module.buffers(recurse=False) if not each.is_meta]
 
@@ -65,9 +64,9 @@ def rotations_restorer(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def forget_longest_input(model: nn.Module) -> None:
-    """Give a model with dynamic rotations those of its original length, as if it had read no longer input."""
-    for module in model.modules():
+def forget_longest_input(modules: Iterable[nn.Module]) -> None:
+    """Give modules with dynamic rotations those of their original length, as if they had read no longer input."""
+    for module in modules:
         if any("dynamic" in rope_type for rope_type in rope_types(module)):
             for name in [name for name in module._buffers if name.endswith(_ORIGINAL)]:
                 layer_type = name.removesuffix(_ORIGINAL)  # where types of layers differ in their rotations

@@ -3,10 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
@@ -122,10 +123,16 @@ def hooked(
         after: Called with these and the module's output, before hooks that are there already.
         last: Call it after them instead.
     """
-    with ExitStack() as stack:
+    handles: list[RemovableHandle] = []
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    with restoring(remove):
         for module in dict.fromkeys(modules):
             if before is not None:
-                stack.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             if after is not None:
-                stack.enter_context(module.register_forward_hook(after, with_kwargs=True, prepend=not last))
+                handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=not last))
         yield

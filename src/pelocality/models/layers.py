@@ -377,11 +377,8 @@ def _check_rows(
     """Refuse attention (batch, head, n, n) with rows that do not sum to 1, or with a sink to more than 1."""
     totals = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))  # (batch, head, n)
     defined = visible.any(-1) if mask is None else visible.any(-1) & mask.bool().to(visible.device)  # (batch, n)
-    if not bool(defined.all()):
-        totals = totals.transpose(1, 2)[defined]
-    if not totals.numel():
-        return
-    off = float((totals - (totals.clamp(max=1) if sink else 1)).abs().max())
+    differences = torch.where(defined[:, None], totals - (totals.clamp(max=1) if sink else 1), 0).abs()
+    off = float(differences.amax()) if totals.numel() else 0.0
     if not off <= ROW_SUM_TOLERANCE[weights.dtype]:  # NaN is refused too
         reason = "as with dropout, logits, or heads mixed after the softmax"
         raise model.unprobed(f"rows of attention in layer {layer} do not sum to 1 (off by {off:.3g}), {reason}")

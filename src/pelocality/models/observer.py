@@ -123,7 +123,8 @@ class Observer(TorchFunctionMode):
     def observing(self, module: nn.Module) -> Iterator[None]:
         """Observe a module in a with-statement."""
         blocks, members = blocks_of(module), members_of(module)
-        modules = [each for each in module.modules() if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
+        modules = [each for each in module.modules() if each in blocks or not _is_of_torch(each)]
+        modules = [each for each in modules if not isinstance(each, torch.jit.ScriptModule)]  # take no hooks
         with hooked(modules, lambda *call: self._begin(members, blocks, *call), self._end), plain_torch(), self:
             yield
 
@@ -387,6 +388,11 @@ def _for_each_head(states: Tensor, shared: Tensor) -> Tensor:
     groups = shared.shape[-3]
     product = states.reshape(*states.shape[:-3], groups, heads // groups * n, i) @ shared
     return product.reshape(*product.shape[:-3], heads, n, product.shape[-1])
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """Return whether a module is one of torch's without parts, in which no attention runs: hooks there take long."""
+    return not module._modules and type(module).__module__.startswith("torch.nn.modules")
 
 
 def _keys_last(states: Tensor, dim: Any) -> Tensor | None:

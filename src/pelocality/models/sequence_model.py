@@ -1,5 +1,6 @@
 """A model as this library runs it: what runs and on what, and all that is known of it, found once."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -245,7 +246,8 @@ class SequenceModel:
 
     def some_ids(self, number: int) -> list[int]:
         """Return ids of the second half of the vocabulary, without padding; they come again where it is small."""
-        ids = [token for token in range(self.vocabulary // 2, self.vocabulary) if token != self.padding][:number]
+        size, padding = self.vocabulary, self.padding
+        ids = [token for token in range(size // 2, min(size, size // 2 + number + 1)) if token != padding]
         return (ids * number)[:number]
 
     # ---- checks of arguments
@@ -299,9 +301,7 @@ class SequenceModel:
             return self._call(**inputs)
         inputs = {**inputs, **options}
         inputs |= {name: False for name in ("use_cache", "use_mems", "output_attentions") if self.reads(name)}
-        crosses = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
-        crosses = crosses or any("cross" in name for name, _ in self.module.named_modules())
-        if self.reads("encoder_hidden_states") and crosses and "encoder_hidden_states" not in inputs:
+        if "encoder_hidden_states" not in inputs and self.reads("encoder_hidden_states") and self._crosses:
             width = getattr(self.config, "cross_attention_hidden_size", None) or self.config.hidden_size
             first = next(iter(inputs.values()))
             shape = len(first), 3 if first.shape[1] == 1 else 1, width  # there are more or fewer keys than tokens
@@ -316,6 +316,12 @@ class SequenceModel:
         forward = self.module.forward if root is self.module else self.module
         with restoring(root.reshard), placed(root, "forward", forward):  # a root would keep the gathered weights
             return root(*args, **named)
+
+    @functools.cached_property
+    def _crosses(self) -> bool:
+        """Whether the model has cross-attention."""
+        decodes = getattr(self.config, "is_encoder_decoder", False) or getattr(self.module, "is_decoder", False)
+        return decodes or any("cross" in name for name, _ in self.module.named_modules())
 
     def _ids_without_padding(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the token ids of a batch for a module that reads them alone."""

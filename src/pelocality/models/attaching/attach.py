@@ -28,7 +28,7 @@ Positions = Literal["disable", "keep"]
 
 @dataclass(frozen=True)
 class Attachment:
-    """The encodings attached to a model, with the method that removes them.
+    """The encodings attached to a model, with the method that removes them; leaving the outermost with-statement does.
 
     Attributes:
         model: The model that was given to `attach`.
@@ -40,6 +40,7 @@ class Attachment:
     encodings: tuple[Encoding, ...]
     position_embeddings: Positions
     _key: str = field(repr=False)
+    _blocks: list[None] = field(default_factory=list, init=False, repr=False, compare=False)  # that it is entered by
 
     def remove(self) -> None:
         """Remove the encodings and enable the model's position embeddings again.
@@ -67,10 +68,13 @@ class Attachment:
     def __enter__(self) -> Self:
         if not self._is_attached():
             raise ValueError("the encodings of this attachment were removed; call attach again")
+        self._blocks.append(None)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.remove()
+        self._blocks.pop()
+        if not self._blocks:  # an inner block leaves the encodings to the outer one
+            self.remove()
 
 
 def attach(

@@ -246,7 +246,7 @@ def positional_logits(
         if method == "texts":
             batches = TextBatches(model, texts or (), tokenizer, special_tokens, without_first, batch_size, progress)
             content = mean_content(model, batches, chosen)
-            forget_longest_input(base)  # the logits have the angles of `length` alone
+            forget_longest_input(base.modules())  # the logits have the angles of `length` alone
         elif method == "words":
             batch = torch.tensor(ids, device=model.device)[:, None].expand(-1, _REPEATS)
             every = torch.ones_like(batch, dtype=torch.bool)

@@ -21,7 +21,8 @@ from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.words import WordSums
 from pelocality.models.sequence_model import SequenceModel
 
-_BATCH_BYTES = 2**24  # attention of one batch in one layer; a batch of one word may need more
+# Attention of one batch in one layer; a batch of one word may need more.
+_BATCH_BYTES, _BATCH_BYTES_OF_GPU = 2**24, 2**28
 
 
 @undivided_if_sharded
@@ -76,7 +77,7 @@ def positional_attention(
         layers: Layers to return, by their index in the model; by default all that have attention. Long inputs to
             large models take much memory: ask for a few layers at a time.
         batch_size: Words at a time; by default at most 64, as many as fit into 16 MiB of attention weights of a
-            layer. Memory does not grow with the number of words.
+            layer (256 MiB on a GPU). Memory does not grow with the number of words.
         progress: Show a progress bar on runs that take longer than a few seconds.
         matrices: False for long inputs: measure blocks of rows alone, in memory that grows with n and not n squared.
 
@@ -121,8 +122,10 @@ def positional_attention(
         requested = attending.requested(layers)
         positions = slice(attending.before + probe.before, attending.before + probe.before + length)
         of_one_word = attending.heads * (attending.added + probe.fed + length) ** 2 * attending.dtype.itemsize
-        size = batch_size or max(1, min(64, _BATCH_BYTES // of_one_word))
-        size = min(size, math.ceil(len(probe.names) / processes)) if model.content is None else 1
+        at_most = (_BATCH_BYTES if model.device.type == "cpu" else _BATCH_BYTES_OF_GPU) // of_one_word
+        share = math.ceil(len(probe.names) / processes)
+        size = batch_size or math.ceil(share / math.ceil(share / max(1, min(64, at_most))))  # batches of about one size
+        size = min(size, share) if model.content is None else 1
         starts = range(0, len(probe.names), size)[rank::processes]
         sums: Any = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
         if not matrices:

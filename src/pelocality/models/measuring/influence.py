@@ -22,11 +22,19 @@ from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text_averages import TextAverage, text_average
 from pelocality.models.observer import Attention, Block, blocks_of, plain_torch
-from pelocality.models.sequence_model import SequenceModel, configurations, largest_difference, map_tensors
+from pelocality.models.sequence_model import (
+    SequenceModel,
+    configurations,
+    equal_but_for_rounding,
+    largest_difference,
+    map_tensors,
+)
 
-_AT_A_TIME = 2**19  # numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU
+# Numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU.
+_AT_A_TIME, _AT_A_TIME_ON_GPU = 2**19, 2**25
 _STEPS = (1e-3, 1e-4)  # steps of finite differences, relative to the embeddings: large ones may route tokens otherwise
 _Map = Callable[[Tensor], tuple[Tensor, ...]]  # from embeddings, or a direction of these, to every layer
+_Way = Callable[[_Map, Tensor], _Map]  # from that of embeddings, and embeddings, to that of directions
 _FAR = 0.1  # from the finite difference, relative to it: far above rounding, far below a part without derivative
 
 
@@ -55,7 +63,7 @@ class Influence(SequenceModel):
             raise TypeError("model must be a module, whose hidden states have derivatives, got an AttentionFunction")
         vars(self).update(vars(model))
         self.directions, self.seed = count("directions", directions), count("seed", seed, least=0)
-        self._compared = False  # with finite differences
+        self._way: _Way | None = None  # to derivatives, found on the first text
 
     def why_not_measured(self) -> str | None:
         """Return None: no attention is needed."""
@@ -68,39 +76,48 @@ class Influence(SequenceModel):
             ValueError: The model fails, or an operation of it has no derivative.
         """
         with self.explaining(inputs), inference(self.module), self.observable(), _differentiable(self.module):
-            by_text = [self._layers(text, length) for text in _texts(self.moved(inputs))]
+            # what is read from a device is read before it has work to do
+            texts = [(text, self._seed_of(text)) for text in _texts(self.moved(inputs))]
+            by_text = [self._layers(*text, length) for text in texts]
+            if bool((torch.cat([total.sum(-1) for layers in by_text for _, total in layers]) == 0).any()):
+                what = "some of its hidden states depend on no input embedding"
+                raise ValueError(f"{what}: a part of it has no derivative")
         for parts in zip(*by_text, strict=True):
-            n = max(len(matrix) for _, matrix in parts)
-            padded = [nn.functional.pad(matrix, (0, n - len(matrix), 0, n - len(matrix))) for _, matrix in parts]
+            n = max(len(total) for _, total in parts)
+            rows = [total / total.sum(-1, keepdim=True) for _, total in parts]
+            padded = [nn.functional.pad(each, (0, n - len(each), 0, n - len(each))) for each in rows]
             weights = torch.stack(padded)[:, None]
             visible = torch.ones_like(weights, dtype=torch.bool)
             # other zeros than the future's are no mask: influence from far away may underflow
             use(Attention(parts[0][0], weights, visible.tril() if hides_future(weights > 0) else visible, False))
 
-    def _layers(self, inputs: Any, length: int | None) -> list[tuple[Block | None, Tensor]]:
-        """Return the influence (n, n) in each layer on one text, with the block whose output it is of."""
+    def _seed_of(self, inputs: Any) -> int:
+        """Return the seed of the directions of a text."""
+        content = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
+        return zlib.crc32(b"".join(bytes_of(content)), self.seed)
+
+    def _layers(self, inputs: Any, seed: int, length: int | None) -> list[tuple[Block | None, Tensor]]:
+        """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of."""
         blocks, states, n, run = _layers_and_run(self, inputs)
         if length not in (None, n) and self.content is not None:
             raise ValueError(f"its hidden states have {n} positions for an input of {length}; give texts")
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
-        content = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
-        generator = torch.Generator("cpu").manual_seed(zlib.crc32(b"".join(bytes_of(content)), self.seed))
+        generator = torch.Generator("cpu").manual_seed(seed)
         drawn = torch.randn(n, width, self.directions, generator=generator, dtype=torch.float64, device="cpu")
         directions = torch.linalg.qr(drawn).Q.to(states)  # (n, d, k): orthonormal at each position
 
-        derivative = _derivative(run, states)
+        if self._way is None:
+            self._way = _way(run, states, directions[..., 0].reshape(states.shape))
+        derivative = self._way(run, states)
 
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
             """Return the squared norm of the derivative at each position of each layer, (n,) each."""
             changes = derivative(tangent.reshape(states.shape))
             return tuple(_by_position(each, n).square().sum(-1) for each in changes)
 
-        if not self._compared and states.dtype in (torch.float32, torch.float64):
-            _compare(run, states, directions[..., 0].reshape(states.shape), derivative)
-            self._compared = True
-        size = max(1, _AT_A_TIME // (n * max(n, width)))
+        size = max(1, (_AT_A_TIME if states.device.type == "cpu" else _AT_A_TIME_ON_GPU) // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
         for pairs in torch.arange(n * self.directions, device=states.device).split(size):  # type: ignore[no-untyped-call]
             number, position = pairs // n, pairs % n
@@ -108,20 +125,7 @@ class Influence(SequenceModel):
             tangents[torch.arange(len(pairs), device=states.device), position] = directions[position, :, number]
             rows.append(_mapped(squares, tangents))
         totals = [torch.cat(parts).reshape(-1, n, n).mean(0).T for parts in zip(*rows, strict=True)]  # (query, key)
-        masses = [total.sum(-1, keepdim=True) for total in totals]
-        if any(bool((mass == 0).any()) for mass in masses):
-            raise ValueError("some of its hidden states depend on no input embedding: a part of it has no derivative")
-        return [(block, total / mass) for block, total, mass in zip(blocks, totals, masses, strict=True)]
-
-
-def _compare(run: _Map, states: Tensor, tangent: Tensor, derivative: _Map) -> None:
-    """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
-    differences, change = [], derivative(tangent)[-1]
-    for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
-        ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
-        differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
-    if not min(differences) <= _FAR:
-        raise ValueError("its derivative is not that of finite differences: a part has none (rounding, detach)")
+        return list(zip(blocks, totals, strict=True))
 
 
 def influence(
@@ -149,13 +153,13 @@ def influence(
 
     **Estimator.** $\lVert J_{ij} \rVert_F^2 = d\, \mathbb{E} \lVert J_{ij} v \rVert^2$ for a random unit vector $v$
     in $d$ dimensions. For each position $j$ as many vectors are drawn as there are ``directions``, orthonormal ones,
-    so that the estimate of the squared norm has no bias, and with $d$ directions no error. In forward mode one run with
-    $v$ at $j$ gives column $j$ in all layers; the runs of all $j$ are one batch. Where an operation has no derivative
-    in forward mode, the same columns come from the derivative of a gradient. The row's ratio has a small bias, and an
-    error that averages out over positions and texts; the documentation has both by number of directions.
+    so that the estimate of the squared norm has no bias, and with $d$ directions no error. One run with $v$ at $j$
+    gives column $j$ in all layers; the runs of all $j$ are one batch. A run is the derivative of a gradient; where
+    forward mode has another derivative, it is one in forward mode. The row's ratio has a small bias, and an error that
+    averages out over positions and texts; the documentation has both by number of directions.
 
     **Cost.** Per text, ``directions`` times n runs on n tokens, of which each costs about as much as a forward pass.
-    Memory does not grow with the number of texts; without forward mode the gradient's graph of one text is added.
+    Memory does not grow with the number of texts; it holds the gradient's graph of one text.
 
     The first time, the derivative is compared with finite differences, which refuses models with parts that have no
     derivative and do not say so. These may carry up to a tenth of the derivative unnoticed. Half precision has too few
@@ -275,35 +279,61 @@ def _equal(one: Any, other: Tensor) -> bool:
     return isinstance(one, Tensor) and one.shape == other.shape and torch.equal(one, other)
 
 
-def _derivative(run: _Map, states: Tensor) -> _Map:
-    """Return the derivative in a direction: in forward mode, or where an operation has none, in backward mode twice."""
+def _way(run: _Map, states: Tensor, tangent: Tensor) -> _Way:
+    """Return a way to the derivative in any direction: by gradients, unless forward mode says something else.
 
-    def forward(tangent: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.jvp(run, (states,), (tangent,))[1]  # type: ignore[no-any-return]
+    Gradients are faster. A part that is run without them, or has another one than its derivative, is right in forward
+    mode alone.
 
-    try:
-        forward(torch.zeros_like(states))
-        return forward
-    except Exception as no_forward_mode:
+    Raises:
+        Exception: That of forward mode if neither way is one.
+        ValueError: The derivative in the given direction is not that of finite differences.
+    """
+    changes: dict[_Way, tuple[Tensor, ...]] = {}
+    errors = []
+    for way in (_in_forward_mode, _backward_twice):
         try:
-            return _backward_twice(run, states)
+            changes[way] = way(run, states)(tangent)
         except Exception as error:
-            raise (error if isinstance(error, torch.OutOfMemoryError) else no_forward_mode) from None
+            errors.append(error)
+    if not changes:
+        raise errors[1] if isinstance(errors[1], torch.OutOfMemoryError) else errors[0]
+    same = len(changes) > 1 and all(map(equal_but_for_rounding, *changes.values()))
+    way = _backward_twice if same or _in_forward_mode not in changes else _in_forward_mode
+    if states.dtype in (torch.float32, torch.float64):
+        _compare(run, states, tangent, changes[way][-1])
+    return way
+
+
+def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
+    """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
+    differences = []
+    for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):
+        ahead, behind = (run(states + sign * step * tangent)[-1] for sign in (1, -1))
+        differences.append(largest_difference(change, (ahead - behind) / (2 * step)))
+    if not min(differences) <= _FAR:
+        raise ValueError("its derivative is not that of finite differences: a part has none (rounding, detach)")
+
+
+def _in_forward_mode(run: _Map, states: Tensor) -> _Map:
+    """Return the derivative in a direction, in forward mode."""
+    return lambda tangent: torch.func.jvp(run, (states,), (tangent,))[1]
 
 
 def _backward_twice(run: _Map, states: Tensor) -> _Map:
-    """Return the derivative in a direction v as that of the gradient: J v = d(J^T u)/du v for any u, here 0."""
-    with torch.enable_grad():
-        states = states.detach().requires_grad_()
-        layers = run(states)
-        weights = [torch.zeros_like(each, requires_grad=True) for each in layers]
-        (gradient,) = torch.autograd.grad(layers, states, weights, create_graph=True)
+    """Return the derivative in a direction v as that of the gradient: J v = d(J^T u)/du v for any u, here 0.
 
-    def derivative(tangent: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(gradient, weights, tangent, retain_graph=True)
-
-    derivative(torch.zeros_like(states))
-    return derivative
+    In forward mode where the graph of the gradient does not fit into memory.
+    """
+    try:
+        with torch.enable_grad():
+            states = states.detach().requires_grad_()
+            layers = run(states)
+            weights = [torch.zeros_like(each, requires_grad=True) for each in layers]
+            (gradient,) = torch.autograd.grad(layers, states, weights, create_graph=True)
+    except torch.OutOfMemoryError:
+        return _in_forward_mode(run, states.detach())
+    return lambda tangent: torch.autograd.grad(gradient, weights, tangent, retain_graph=True)
 
 
 def _hidden(states: Any) -> Tensor | None:

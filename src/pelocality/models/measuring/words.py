@@ -62,6 +62,6 @@ class WordSums:
                 shape = (self.words, len(self.layers), value.shape[1])
                 self.per_word[name] = value.new_zeros(shape, device=self.attention.device)
             self.per_word[name][start : start + len(value), place] = value.to(self.attention.device)
-        for matrix in attention:
-            self.attention[place] += matrix.to(self.attention.device)
+        of_batch = attention.sum(0) if len(attention) > 1 else attention[0]
+        self.attention[place] += of_batch.to(self.attention.device)
         self.visible[place] |= visible.any(0).to(self.visible.device)
