@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+import transformers as hf
 
 import pelocality
 from pelocality import ALiBi, SequenceModel, attach, metrics, positional_attention, text_average
@@ -161,7 +161,8 @@ def test_what_needs_matrices_names_them(tmp_path):
 
 def test_models_without_a_line_of_tokens_are_measured_with_matrices():
     on_grid = SequenceModel(tiny("bert"), positions=lambda n: [[i // 3, i % 3] for i in range(n)])
-    images = SequenceModel(nn.Identity(), inputs=identical_patches(4))
+    vit = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    images = SequenceModel(hf.ViTModel(hf.ViTConfig(**vit, image_size=12, patch_size=4)), inputs=identical_patches(4))
     for model, measure in (
         (on_grid, lambda each: text_average(each, [{"input_ids": tokens(2, 9)}], special_tokens=True, matrices=False)),
         (on_grid, lambda each: positional_attention(each, length=9, words=2, matrices=False)),

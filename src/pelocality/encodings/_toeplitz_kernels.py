@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 _EDGE = tl.constexpr(128)  # numbers at each end of the table that blocks at the edges read, as many as their rows
-SHIFTS, EXACT = 4, True  # as many numbers of the table as are read at once, and whether they are float32
+SHIFTS, EXACT = 8, False  # as many numbers of the table as are read at once, and whether they are float32
 
 
 @triton.jit
@@ -175,7 +175,7 @@ class ToeplitzAttention(torch.autograd.Function):
         output, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         ctx.mask, ctx.options = mask, (scale, causal)
         ctx.save_for_backward(q, k, v, bias, output, sums)
-        _launch("output", (q, q, k, v), _table(bias, q.dtype), mask, (sums, sums, output, output), *ctx.options)
+        _launch("output", (q, q, k, v), _table(bias), mask, (sums, sums, output, output), *ctx.options)
         return output
 
     @staticmethod
@@ -184,7 +184,7 @@ class ToeplitzAttention(torch.autograd.Function):
         q, k, v, bias, output, sums = ctx.saved_tensors
         g, mask, of_bias = gradient.contiguous(), ctx.mask, None
         rows = sums, (g.float() * output).sum(-1)
-        table, across = _table(bias, q.dtype), _table(bias.flip(-1), q.dtype)
+        table, across = _table(bias), _table(bias.flip(-1))
         of_q, of_k, of_v = (torch.empty_like(each) for each in (q, k, v))
         _launch("queries", (q, g, k, v), table, mask, (*rows, of_q, of_q), *ctx.options)
         _launch("keys", (k, v, q, g), across, None if mask is None else mask.mT, (*rows, of_k, of_v), *ctx.options)
@@ -195,11 +195,15 @@ class ToeplitzAttention(torch.autograd.Function):
         return of_q, of_k, of_v, of_bias, None, None, None
 
 
-def _table(bias: Tensor, dtype: torch.dtype) -> Tensor:
+def _table(bias: Tensor) -> Tensor:
     """Return the bias in base 2 with space at its ends, shifted by 0 and more numbers, (heads or 1, shifts, width)."""
     width = (bias.shape[-1] + 2 * _EDGE.value) // 16 * 16 + 16
-    table = pad(bias.detach().float() / math.log(2), (_EDGE.value, width + SHIFTS - 1 - _EDGE.value - bias.shape[-1]))
-    return table.unfold(-1, width, 1).to(torch.float32 if EXACT else dtype).contiguous()
+    numbers = bias.detach().float() / math.log(2)
+    if not EXACT:  # float16 is exact near the largest number, which is 0, and has a limit
+        numbers = numbers - numbers.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+        numbers = torch.where(numbers == -torch.inf, numbers, numbers.clamp(min=-65504)).half()
+    table = pad(numbers, (_EDGE.value, width + SHIFTS - 1 - _EDGE.value - bias.shape[-1]))
+    return table.unfold(-1, width, 1).contiguous()
 
 
 def _launch(

@@ -173,8 +173,12 @@ class AttenuatedEncoding(RelativeEncoding):
     def bias(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:  # noqa: D102
         if self.form == "logits":
             return super().bias(query_length, key_length, mask)
-        delta = masked_softmax(self._weight_logits(query_length, key_length, mask), mask)
-        bias = self._value("scale").view(-1, 1, 1) * delta
+        if mask is None:
+            e, factor = self._unnormalised(query_length, key_length)
+            bias = toeplitz(e, query_length) * factor[..., None]
+        else:
+            delta = masked_softmax(self._weight_logits(query_length, key_length, mask), mask)
+            bias = self._value("scale").view(-1, 1, 1) * delta
         if not self.causal:
             return bias
         future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
@@ -182,6 +186,11 @@ class AttenuatedEncoding(RelativeEncoding):
 
     def _weight_logits(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
         return toeplitz(self.by_distance(query_length, key_length), query_length)
+
+    def _unnormalised(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
+        """Return e by distance, (heads or 1, q + k - 1), and its factor in each row, (heads or 1, q)."""
+        e = self.by_distance(query_length, key_length).exp()
+        return e, self._value("scale")[:, None] / _row_sums(e, query_length)
 
     def interior_bias(self, length: int) -> Tensor:  # noqa: D102
         kernel = self.relative(length)
@@ -199,8 +208,7 @@ class AttenuatedEncoding(RelativeEncoding):
         if self.form == "logits":
             return super().score_modification(query_length, key_length)
         _, keys = check_lengths(query_length, key_length)
-        e = self.by_distance(query_length, keys).exp().expand(self.heads, -1)
-        rows = self._value("scale")[:, None] / _row_sums(e, query_length)
+        e, rows = (each.expand(self.heads, -1) for each in self._unnormalised(query_length, keys))
 
         def modify(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             distance, row = key - query + query_length - 1, head * 0 if self.heads == 1 else head

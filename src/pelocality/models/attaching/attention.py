@@ -236,9 +236,11 @@ class Encoded(TorchFunctionMode):
     def _without_matrix(self, call: dict[str, Any]) -> Tensor | None:
         """Return the output of a call of torch's kernel with the encoding, or None where this needs the matrix."""
         query, key, mask = call["query"], call["key"], call.get("attn_mask")
+        if torch.compiler.is_compiling() or self.attached.note is not None or observers():
+            return None
         if query.ndim < 4 or query.shape[1] != self.heads or query.shape[2] != key.shape[2] or call.get("dropout_p"):
             return None
-        if (mask is not None and (mask.dtype != torch.bool or mask.ndim < 4)) or self.attached.note or observers():
+        if mask is not None and (mask.dtype != torch.bool or mask.ndim < 4):
             return None
         with loaded(self.encoding, [self.encoding]):
             options = mask, call.get("scale"), bool(call.get("is_causal"))

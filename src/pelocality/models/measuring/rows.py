@@ -5,9 +5,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_map
 
 from pelocality._checks import on_float64_device
-from pelocality._distributed import gathered, summed
+from pelocality._distributed import gathered, rank_and_size, summed
 from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import row_statistics
@@ -113,12 +114,15 @@ class RowSums:
 
     def add_processes(self) -> None:
         """Add the texts of all other processes."""
-        parts = gathered([(self.spans, self.per_text, self.most_keys, self.later)])
-        spans, per_text, most_keys, later = zip(*parts, strict=True)
+        per_text = self.per_text
+        if rank_and_size()[1] > 1:  # their devices may be no device of this process
+            per_text = tree_map(Tensor.cpu, per_text)
+        parts = gathered([(self.spans, per_text, self.most_keys.cpu(), self.later.cpu())])
+        spans, of_texts, most_keys, later = zip(*parts, strict=True)
         self.spans = [each for some in spans for each in some]
         self._grow(max((stop - start for start, stop in self.spans), default=1))
         self.mass = summed(self.mass)
-        self.per_text = {number: layers for batches in per_text for number, layers in batches.items()}
+        self.per_text = {number: layers for batches in of_texts for number, layers in batches.items()}
         self.most_keys, self.later = torch.stack(most_keys).amax(0), torch.stack(later).any(0)
 
     @property
@@ -147,7 +151,7 @@ class RowSums:
         return AveragedMetrics(
             profile=self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs]),
             counts=counts,
-            most_keys=self.most_keys.cpu(),
+            most_keys=self.most_keys,
             per_sample={name: each for name, each in self.per_sample().items() if name not in without},
             layers=self.layers,
             source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
