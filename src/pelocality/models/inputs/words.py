@@ -149,7 +149,7 @@ def _token_id(tokenizer: Any, word: str | int, name: str = "words") -> int:
     if isinstance(word, int | np.integer) and not isinstance(word, bool):
         return int(word)
     check_tokenizer(tokenizer)
-    tokens = _tokens_of(word, tokenizer)  # type: ignore[arg-type] - a tokenizer refuses what is no text
+    tokens = _tokens_of(word, tokenizer)  # type: ignore[arg-type]  # a tokenizer refuses what is no text
     if len(tokens) != 1 or tokens == [tokenizer.unk_token_id]:
         raise ValueError(f"{name} must be single tokens, but {word!r} is {tokenizer.convert_ids_to_tokens(tokens)}")
     return tokens[0]
