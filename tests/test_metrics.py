@@ -32,7 +32,7 @@ SIZES = [1, 2, 3, 4, 5, 33, 64, 65, 130]
 def backend(request, monkeypatch):
     """Run a test on the formula in torch or on the compiled pass."""
     if request.param == "torch":
-        monkeypatch.setattr(_row_pass, "_engine", lambda device: _row_pass._measure_in_blocks)
+        monkeypatch.setattr(_row_pass, "_engine", lambda device: _row_pass._IN_TORCH)
         monkeypatch.setattr(_row_pass, "_BLOCK", 300)
     return request.param
 

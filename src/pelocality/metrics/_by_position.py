@@ -1,5 +1,7 @@
 """What the metrics sum over rows and distances: on a line of tokens, or by the `Positions` of queries and keys."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -8,24 +10,26 @@ from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, is_causal
 from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_statistics
-from pelocality.metrics._tolerance import Tolerance, check_rows
+from pelocality.metrics._tolerance import Tolerance, check_rows, row_faults
 from pelocality.positions import Positions
 
 
 def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
-    """Return the sums over every row of validated weights; ``pairs`` compares opposite keys."""
-    positions = matrices.positions
+    """Return the sums over every row of weights, which are validated at the end; ``pairs`` compares opposite keys."""
+    positions, flat = matrices.positions, matrices.weights
     if positions is None:
-        statistics = row_statistics(matrices.weights, tolerance, pairs=pairs)
-        check_rows(statistics.total, statistics.smallest, matrices.weights)
+        statistics = row_statistics(flat, tolerance, pairs=pairs)
+        if flat.numel():
+            matrices.readings.add(statistics.faults.flatten(1).amax(1), partial(check_rows, weights=flat))
         return statistics
     weights = weights_by_position(matrices)
-    total = weights.sum(-1)
-    locality = (weights * torch.exp2(-distances(matrices))).sum(-1)
+    sums = [(weights * torch.exp2(-distances(matrices))).sum(-1)]
     if not pairs:
-        return RowStatistics(total.detach(), 0.0, locality)
-    compared = _compare(weights, positions, tolerance or Tolerance.for_dtype(matrices.dtype))
-    return RowStatistics(total.detach(), 0.0, locality, *compared, positions.pairs.exists.sum(-1).to(weights.device))
+        return RowStatistics(row_faults(weights), torch.stack(sums))
+    sums += _compare(weights, positions, tolerance or Tolerance.for_dtype(matrices.precision))
+    return RowStatistics(
+        row_faults(weights), torch.stack(sums), _sides(matrices), positions.pairs.exists.sum(-1).to(weights.device)
+    )
 
 
 def _compare(weights: Tensor, positions: Positions, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +38,16 @@ def _compare(weights: Tensor, positions: Positions, tolerance: Tolerance) -> tup
     here = torch.zeros_like(weights[..., : int(places.max()) + 1]).index_add(-1, places, weights)
     here = here / places.bincount()
     left, right = (torch.where(exists, here.gather(-1, side.expand(*here.shape[:-1], -1)), 0) for side in (left, right))
-    return compare_pairs(left, right, exists, tolerance)
+    return compare_pairs(left, right, exists, tolerance.of_rows(weights))
+
+
+def _sides(matrices: Matrices) -> Tensor:
+    """Return the weight on earlier and on later keys, (2, batch, m); 1 on earlier ones where no order is known."""
+    weights, later = matrices.weights.detach(), later_keys(matrices)
+    if later is None:
+        return torch.ones_like(weights[..., 0]).expand(2, -1, -1)
+    behind = (weights * later).sum(-1)
+    return torch.stack([(weights * later.mT).sum(-1) if later.shape[0] == later.shape[1] else behind + 1, behind])
 
 
 def weights_by_position(matrices: Matrices) -> Tensor:

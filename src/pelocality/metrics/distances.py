@@ -388,9 +388,9 @@ def half_life(
 
     def kernel(matrices: Matrices) -> Tensor:
         if matrices.positions is None:
-            return half_life_of_profile(profile(matrices), side, matrices.dtype)
+            return half_life_of_profile(profile(matrices), side, matrices.precision)
         means, radius = ring_means(matrices, side)
-        return _half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.dtype)
+        return _half_life(means[..., 1:].nan_to_num(), radius[1:], matrices.precision)
 
     check_choice("side", side, ("both", "past", "future"))
     return map_matrices(attention, kernel, positions, mask, without_first)
