@@ -183,7 +183,7 @@ def map_matrices(
     matrices = Matrices(flat, seen, readings, positions=places)
     spans = None if mask is None and without_first == 0 else token_spans(mask, leading, n, without_first)
     values = _map_parts(matrices, spans, kernel, "rows" if rows else layout)
-    if not transformed(flat) and m == n and flat.numel():  # traced numbers cannot be read
+    if m == n and flat.numel():
         corners = weights.detach()[..., :: max(1, n - 1), :: max(1, n - 1)]
         if n > 4 and n % 2:
             diagonal = corners.diagonal(dim1=-2, dim2=-1)

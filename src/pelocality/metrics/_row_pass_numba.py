@@ -201,8 +201,9 @@ def _differentiate(  # type: ignore[no-untyped-def]
     split over ties; 0 where the row counts as constant, c = 0. Elsewhere c is at least 1.
     """
     n, zero = out.shape[1], decay.dtype.type(0)
-    row, d = np.empty(n, decay.dtype), np.empty(n // 2 + 1, decay.dtype)
-    row_bits, d_bits = row.view(integers.dtype), d.view(integers.dtype)
+    row, d, to_left = np.empty(n, decay.dtype), np.empty(n // 2 + 1, decay.dtype), np.empty(n // 2 + 2, decay.dtype)
+    row_bits, d_bits, to_left_bits = row.view(integers.dtype), d.view(integers.dtype), to_left.view(integers.dtype)
+    positive = np.iinfo(integers.dtype).max  # all bits but the sign
     for r in range(start, stop):
         if halves.size:
             _widen(halves[r], bfloat16, row, row_bits)
@@ -216,33 +217,30 @@ def _differentiate(  # type: ignore[no-untyped-def]
         into[i] = zero
         if m > 0:
             c, slope, mass = sums[1, r], gradients[2, r], gradients[3, r]
+            for k in range(m):
+                d[k] = row[unsigned(i - 1 - k)] - row[unsigned(i + 1 + k)]
+            more_low, more_high, low_bits, high_bits = zero, zero, d_bits[0] & positive, d_bits[0] & positive
             if c != 0:
                 for k in range(m):
-                    d[unsigned(k)] = abs(row[unsigned(i - 1 - k)] - row[unsigned(i + 1 + k)])
-                low_bits, high_bits = _lowest_and_highest(d_bits, 0, m)
-                d_bits[m] = low_bits
-                low = d[m]
-                d_bits[m] = high_bits
-                by_range = gradients[1, r] / (d[m] - low)
-                slope += by_range
-            for k in range(m):
-                signed = row[unsigned(i - 1 - k)] - row[unsigned(i + 1 + k)]
-                to_left = slope if signed > zero else (-slope if signed < zero else zero)
-                into[unsigned(i - 1 - k)] = mass + to_left
-                into[unsigned(i + 1 + k)] = mass - to_left
-            if c != 0:
+                    low_bits = min(low_bits, d_bits[k] & positive)
+                    high_bits = max(high_bits, d_bits[k] & positive)
                 at_low, at_high = 0, 0
                 for k in range(m):
-                    at_low += 1 if d_bits[unsigned(k)] == low_bits else 0
-                    at_high += 1 if d_bits[unsigned(k)] == high_bits else 0
+                    at_low += (d_bits[k] & positive) == low_bits
+                    at_high += (d_bits[k] & positive) == high_bits
+                to_left_bits[0], to_left_bits[1] = low_bits, high_bits
+                by_range = gradients[1, r] / (to_left[1] - to_left[0])
+                slope += by_range
                 more_low, more_high = by_range * (c - m) / at_low, -by_range * c / at_high
-                for k in range(m):
-                    if d_bits[unsigned(k)] == low_bits or d_bits[unsigned(k)] == high_bits:
-                        more = more_low if d_bits[unsigned(k)] == low_bits else more_high
-                        signed = row[unsigned(i - 1 - k)] - row[unsigned(i + 1 + k)]
-                        more = more if signed > zero else (-more if signed < zero else zero)
-                        into[unsigned(i - 1 - k)] += more
-                        into[unsigned(i + 1 + k)] -= more
+            for k in range(m):
+                by_size = slope
+                by_size += more_low if (d_bits[k] & positive) == low_bits else zero
+                by_size += more_high if (d_bits[k] & positive) == high_bits else zero
+                to_left[k] = by_size if d[k] > zero else (-by_size if d[k] < zero else zero)
+            for k in range(m):
+                into[unsigned(i - 1 - k)] = mass + to_left[k]
+            for k in range(m):
+                into[unsigned(i + 1 + k)] = mass - to_left[k]
         into[i] += gradients[0, r]
         for k in range(1, min(decay.size - 1, i) + 1):
             into[unsigned(i - k)] += gradients[0, r] * decay[unsigned(k)]
