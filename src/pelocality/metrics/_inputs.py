@@ -346,10 +346,10 @@ def _map_parts(matrices: Matrices, spans: Tensor | None, kernel: Kernel, layout:
     size = max(1, (_PART if device.type == "cpu" else _PART_OF_GPU) // (m * n))
     if matrices.weights.requires_grad and torch.is_grad_enabled():
         size = max(1, batch)
+    if spans is None and size >= batch:
+        return kernel(matrices)  # a part would need another tensor for its gradient
     if spans is None or not batch:
-        parts = range(0, max(1, batch), size)
-        values = [kernel(matrices.part(slice(first, first + size))) for first in parts]
-        return values[0] if len(values) == 1 else torch.cat(values)
+        return torch.cat([kernel(matrices.part(slice(at, at + size))) for at in range(0, max(1, batch), size)])
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
     pieces, order = [], []
     for group, (start, stop) in enumerate(groups.tolist()):
