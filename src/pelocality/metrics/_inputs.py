@@ -184,14 +184,7 @@ def map_matrices(
     spans = None if mask is None and without_first == 0 else token_spans(mask, leading, n, without_first)
     values = _map_parts(matrices, spans, kernel, "rows" if rows else layout)
     if m == n and flat.numel():
-        corners = weights.detach()[..., :: max(1, n - 1), :: max(1, n - 1)]
-        if n > 4 and n % 2:
-            diagonal = corners.diagonal(dim1=-2, dim2=-1)
-            readings.add(diagonal.amax()[None], lambda most: most == 0 and _refuse_bands(flat))
-        if mask is None and not may_be_padded and weights.ndim > 2 and weights.shape[-3] > 1 and n > 2:
-            # the first and the last query decide nearly always; only then look at all
-            attended = corners.amax((-3, -2))
-            readings.add(attended.amin()[None], lambda least: least == 0 and _warn_of_padding(weights, attended == 0))
+        _suspect(weights, readings, may_be_padded or mask is not None)
     readings.read()
     precision = torch.promote_types(tensor.dtype, torch.float32)
     return values.reshape((*leading, *values.shape[1:])).to(tensor.device, precision)
@@ -298,6 +291,22 @@ def float_tensor(name: str, given: Any) -> Tensor:
     raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}; {advice}")
 
 
+def _suspect(weights: Tensor, readings: Readings, may_be_padded: bool) -> None:
+    """Have what looks like bands refused, and of what looks like padding warned; the corners decide nearly always."""
+    n, weights = weights.shape[-1], weights.detach()
+    corners = weights[..., :: max(1, n - 1), :: max(1, n - 1)]  # of the first and the last query and key
+    if n > 4 and n % 2:
+        readings.add(
+            corners.diagonal(dim1=-2, dim2=-1).amax()[None],
+            lambda most: _refuse_bands(weights.reshape(-1, n, n)) if most == 0 else None,
+        )
+    if not may_be_padded and weights.ndim > 2 and weights.shape[-3] > 1 and n > 2:
+        attended = corners.amax((-3, -2))  # by any head
+        readings.add(
+            attended.amin()[None], lambda least: _warn_of_padding(weights, attended == 0) if least == 0 else None
+        )
+
+
 def _refuse_bands(flat: Tensor) -> None:
     """Raise ValueError for bands (query, window) that are square by chance: entry c of row i is key i + c - n // 2."""
     n = flat.shape[-1]
@@ -317,7 +326,7 @@ def _warn_of_padding(weights: Tensor, left_out: Tensor) -> None:
         suspicious = left_out[..., end]
         if not bool(suspicious.any()):
             continue
-        attended = (weights.detach()[suspicious] > 0).any(-2)  # (sequence, head, key)
+        attended = (weights[suspicious] > 0).any(-2)  # (sequence, head, key)
         if end == 0:
             attended = attended.flip(-1)
         one_run = ~attended[..., -1] & attended[..., 1] & (attended.int().diff(dim=-1) <= 0).all(-1)

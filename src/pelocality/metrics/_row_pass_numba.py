@@ -33,7 +33,7 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) ->
     Returns:
         Faults, sums and sides of `RowStatistics`, (8, batch, rows), or (3, batch, rows) without pairs.
     """
-    batch, height, n = rows.shape
+    batch, height, _n = rows.shape
     weights = _in_numpy(rows)
     measured = np.zeros((8 if pairs else 3, batch * height), weights[-1].dtype)
     _in_threads(_measure, rows, *weights, first, height, pairs, *tolerance, measured)
@@ -101,14 +101,6 @@ def _widen(halves, bfloat16, row, bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _lowest_and_highest(bits, start, stop):  # type: ignore[no-untyped-def]
-    low, high = bits[unsigned(start)], bits[unsigned(start)]
-    for k in range(start, stop):
-        low, high = min(low, bits[unsigned(k)]), max(high, bits[unsigned(k)])
-    return low, high
-
-
-@compiled
 def _measure(  # type: ignore[no-untyped-def]
     floats, halves, bfloat16, integers, decay, first, height, pairs, base, per_nat, guess, out, start, stop
 ):
@@ -158,13 +150,14 @@ def _measure(  # type: ignore[no-untyped-def]
             low_bits = min(low_bits, d_bits[k])
             high_bits = max(high_bits, d_bits[k])
             difference += d[k]
-        left_least, left_most = _lowest_and_highest(row_bits, i - m, i)
-        right_least, right_most = _lowest_and_highest(row_bits, i + 1, i + 1 + m)
+        most_bits = row_bits[unsigned(i - 1)]
+        for k in range(m):
+            most_bits = max(most_bits, max(row_bits[unsigned(i - m + k)], row_bits[unsigned(i + 1 + k)]))
         d_bits[m] = low_bits
         low = d[m]
         d_bits[m] = high_bits
         high = d[m]
-        d_bits[m] = max(left_most, right_most)
+        d_bits[m] = most_bits
         largest = max(tiny, d[m])
         spread, excess = high - low, difference - m * low
         constant = spread <= ABSOLUTE_FLOOR
@@ -174,7 +167,10 @@ def _measure(  # type: ignore[no-untyped-def]
             excess = zero
             for k in range(m):
                 excess += d[k] - low
-            d_bits[m] = min(left_least, right_least)
+            least_bits = row_bits[unsigned(i - 1)]
+            for k in range(m):
+                least_bits = min(least_bits, min(row_bits[unsigned(i - m + k)], row_bits[unsigned(i + 1 + k)]))
+            d_bits[m] = least_bits
             nats = min(1.0, np.log(largest / max(d[m], tiny)))
             relative = base + per_nat * nats
             if guess:
@@ -187,7 +183,7 @@ def _measure(  # type: ignore[no-untyped-def]
                     relative = (_BASE_8 if eight else _BASE_11) + _PER_NAT * nats
             constant = constant or spread <= relative * largest
         if not constant:
-            out[3, r] = excess / spread
+            out[3, r] = excess / spread if m > 2 else 1  # exactly, or the gradient of two pairs would not be 0
         out[4, r] = difference
         out[5, r] = paired
 

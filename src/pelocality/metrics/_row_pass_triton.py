@@ -78,7 +78,7 @@ def _last_digits(weight, LACKED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the digits that a lower precision lacks, given how many of float32's it lacks."""
     if weight.dtype == tl.float64:
         return weight.to(tl.int64, bitcast=True) & ((1 << (LACKED + 29)) - 1)
-    else:  # noqa: RET505, as only one of them is compiled
+    else:  # only one of them is compiled
         return weight.to(tl.int32, bitcast=True) & ((1 << LACKED) - 1)
 
 
@@ -150,7 +150,8 @@ def _measure(  # type: ignore[no-untyped-def]
                 of_half = tl.where(in_8, _BASE_8, _BASE_11) + _PER_NAT * tl.minimum(nats, 1.0)
                 relative = tl.where(in_11, of_half, relative)
             constant = constant | (spread <= relative * most)
-        tl.store(out + 3 * rows + r, tl.where(constant, 0.0, excess / tl.where(constant, 1.0, spread)), mask=present)
+        irregularity = tl.where(m == 2, 1.0, excess / tl.where(constant, 1.0, spread))  # two pairs have no gradient
+        tl.store(out + 3 * rows + r, tl.where(constant, 0.0, irregularity), mask=present)
         tl.store(out + 4 * rows + r, _sum(difference), mask=present)
         tl.store(out + 5 * rows + r, _sum(paired), mask=present)
         tl.store(out + 6 * rows + r, mass_before, mask=present)

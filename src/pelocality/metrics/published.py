@@ -234,8 +234,14 @@ def _map_sums(
     def kernel(matrices: Matrices) -> Tensor:
         sums = row_sums(matrices, matrices.tolerance(rtol))
         numbers = sums.pooled()
-        if warn and len(numbers[2]):
-            matrices.readings.add(numbers[2].amax()[None], lambda most: most > 0.999 and one_sided.append((numbers[2].detach()>.999) & sums.one_sided()))
+        asymmetry = numbers[2].detach()
+
+        def note_one_sided(most: float) -> None:
+            if most > 0.999:
+                one_sided.append((asymmetry > 0.999) & sums.one_sided())
+
+        if warn and len(asymmetry):
+            matrices.readings.add(asymmetry.amax()[None], note_one_sided)
         return sums.symmetry_of_rows() if rows else torch.stack(numbers, -1)
 
     values = map_matrices(attention, kernel, rows=rows, **options)
