@@ -267,7 +267,8 @@ def _carried_visible(attention: Any) -> Visible:
 def validated_weights(flat: Tensor) -> Tensor:
     """Return the matrices (batch, n, n) in at least float32, after checking that their rows are distributions."""
     if flat.numel():
-        check_rows(*row_faults(flat).flatten(1).amax(1).tolist(), flat)
+        off, below = row_faults(flat).flatten(1).amax(1).tolist()
+        check_rows(off, below, flat)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 

@@ -73,7 +73,7 @@ class RowStatistics(NamedTuple):
 
     def one_sided(self) -> Tensor:
         """Return which matrices, (batch,), have weight on one side of their diagonal alone."""
-        before, behind = self.sides.sum(-1) > 0
+        before, behind = (self.sides.sum(-1) > 0).unbind()
         return before ^ behind
 
 

@@ -85,7 +85,7 @@ def _in_threads(function: Callable[..., None], rows: Tensor, *arguments: Any) ->
 
 
 @compiled
-def _widen(halves, bfloat16, row, bits):  # type: ignore[no-untyped-def]
+def _widen(halves, bfloat16, row, bits):
     """Write a row of half precision, given by its bits, as float32 and its bits, which share memory."""
     if bfloat16:
         for j in range(halves.size):
@@ -101,9 +101,7 @@ def _widen(halves, bfloat16, row, bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _measure(  # type: ignore[no-untyped-def]
-    floats, halves, bfloat16, integers, decay, first, height, pairs, base, per_nat, guess, out, start, stop
-):
+def _measure(floats, halves, bfloat16, integers, decay, first, height, pairs, base, per_nat, guess, out, start, stop):
     n, zero, tiny = max(floats.shape[1], halves.shape[1]), decay.dtype.type(0), np.finfo(decay.dtype).tiny
     row, d = np.empty(n, decay.dtype), np.empty(n // 2 + 1, decay.dtype)
     row_bits, d_bits = row.view(integers.dtype), d.view(integers.dtype)
@@ -189,9 +187,7 @@ def _measure(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _differentiate(  # type: ignore[no-untyped-def]
-    floats, halves, bfloat16, integers, decay, first, height, pairs, sums, gradients, out, start, stop
-):
+def _differentiate(floats, halves, bfloat16, integers, decay, first, height, pairs, sums, gradients, out, start, stop):
     """With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest -c/R,
 
     split over ties; 0 where the row counts as constant, c = 0. Elsewhere c is at least 1.

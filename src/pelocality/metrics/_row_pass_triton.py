@@ -57,7 +57,7 @@ def _sizes(rows: int, n: int, dtype: torch.dtype) -> tuple[tuple[int], dict[str,
 
 
 @triton.jit
-def _place(rows, first, height, n, HEIGHT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _place(rows, first, height, n, HEIGHT: tl.constexpr):
     """Return the rows of this program, their positions and the number of their pairs, (HEIGHT, 1) each."""
     r = (tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT))[:, None]
     i = tl.where(r < rows, first + r % height, -n).to(tl.int32)  # a row beyond the last one has no keys
@@ -65,7 +65,7 @@ def _place(rows, first, height, n, HEIGHT: tl.constexpr):  # type: ignore[no-unt
 
 
 @triton.jit
-def _pair(weights, r, i, k, n, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+def _pair(weights, r, i, k, n, PRECISION: tl.constexpr):
     """Return the weights k tokens before and behind token i, (HEIGHT, BLOCK) each, 0 beyond the ends."""
     own = weights + r * n + i
     left = tl.load(own - k, mask=k <= i, other=0.0).to(PRECISION)
@@ -74,7 +74,7 @@ def _pair(weights, r, i, k, n, PRECISION: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _last_digits(weight, LACKED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _last_digits(weight, LACKED: tl.constexpr):
     """Return the digits that a lower precision lacks, given how many of float32's it lacks."""
     if weight.dtype == tl.float64:
         return weight.to(tl.int64, bitcast=True) & ((1 << (LACKED + 29)) - 1)
@@ -83,19 +83,19 @@ def _last_digits(weight, LACKED: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum(values):  # type: ignore[no-untyped-def]
+def _sum(values):
     """Return the sum over keys, (HEIGHT, 1)."""
     return tl.sum(values, 1)[:, None]
 
 
 @triton.jit
-def _max(values):  # type: ignore[no-untyped-def]
+def _max(values):
     """Return the largest one over keys, (HEIGHT, 1)."""
     return tl.max(values, 1)[:, None]
 
 
 @compiled
-def _measure(  # type: ignore[no-untyped-def]
+def _measure(
     weights, out, rows, first, height, n, base, per_nat, GUESS: tl.constexpr,
     PAIRS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -159,7 +159,7 @@ def _measure(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _differentiate(  # type: ignore[no-untyped-def]
+def _differentiate(
     weights, sums, gradients, out, rows, first, height, n,
     PAIRS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
