@@ -60,7 +60,7 @@ class Tolerance(NamedTuple):
         if not self.guess:
             return self
         bits = rows.detach().view(torch.int64 if rows.dtype == torch.float64 else torch.int32)
-        base, per_nat = torch.full_like(rows[..., 0], self.base), torch.full_like(rows[..., 0], self.per_nat)
+        base, per_nat = rows.new_tensor(self.base), rows.new_tensor(self.per_nat)
         for lacked, half in LACKED_DIGITS.items():
             lacked += 29 if rows.dtype == torch.float64 else 0
             of_half = (bits & ((1 << lacked) - 1) == 0).all(-1)
