@@ -28,6 +28,7 @@ from pelocality.metrics.without_matrix import measure_absolute, measure_relative
 from tests import golden, witness
 from tests.names import METRICS
 
+ON_A_CPU = pytest.mark.parametrize("compiler", ["torch", "numba"], indirect=True)
 COMPILERS = pytest.mark.parametrize("compiler", ["torch", "numba", "triton"], indirect=True)
 SIZES = [1, 2, 3, 4, 5, 33, 64, 65, 130]
 
