@@ -18,13 +18,15 @@ import torch
 from pelocality.metrics import _row_pass as rows
 
 
-def arguments(description: str, **flags: str) -> argparse.Namespace:
-    """Parse the flags of a benchmark; further flags are switches, with their help."""
+def arguments(description: str, values: dict[str, str] | None = None, **flags: str) -> argparse.Namespace:
+    """Parse the flags of a benchmark; further flags are switches, with their help, or have the values by default."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--repeats", type=int, default=15, help="pairs of runs; the medians are reported")
     for name, words in flags.items():
         parser.add_argument(f"--{name}", action="store_true", help=words)
+    for name, value in (values or {}).items():
+        parser.add_argument(f"--{name}", default=value)
     return parser.parse_args()
 
 
@@ -85,9 +87,9 @@ def _status(field: str) -> float:
 
 @contextlib.contextmanager
 def compiled(wanted: bool) -> Iterator[None]:
-    """Run the metrics with numba or in plain torch."""
+    """Run the metrics with a compiler or in plain torch."""
     engine = rows._engine
-    rows._engine = engine if wanted else lambda device: rows._measure_in_blocks
+    rows._engine = engine if wanted else lambda device: rows._IN_TORCH
     try:
         yield
     finally:

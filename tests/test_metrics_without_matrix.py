@@ -16,7 +16,7 @@ from pelocality.metrics import measure
 from pelocality.metrics.position_tables import position_weights
 from pelocality.metrics.without_matrix import RelativeMeasurement, measure_absolute, measure_relative
 from tests import golden, witness
-from tests.test_metrics import BOTH, backend  # noqa: F401
+from tests.test_metrics import ON_A_CPU, compiler  # noqa: F401
 from tests.test_metrics_position_tables import random_table
 
 FIELDS = ("locality", "symmetry", "relative_asymmetry")
@@ -303,16 +303,16 @@ def test_invalid_biases_raise_an_error(bias, error):
         measure_relative(bias)
 
 
-@BOTH
+@ON_A_CPU
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 33, 130, 1100])
-def test_a_table_has_the_values_of_its_dense_matrix(n, backend):  # noqa: F811
+def test_a_table_has_the_values_of_its_dense_matrix(n, compiler):  # noqa: F811
     table = random_table(n, 6)
     assert_same(measure_absolute(table), measure(position_weights(table)))
 
 
-@BOTH
+@ON_A_CPU
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_each_head_is_measured(similarity, backend):  # noqa: F811
+def test_each_head_is_measured(similarity, compiler):  # noqa: F811
     table, query, key = random_table(50, 6), random_table(3, 6, 4, seed=1), random_table(3, 6, 4, seed=2)
     options = {"similarity": similarity, "temperature": 0.7}
     result = measure_absolute(table, query, key, **options)
@@ -326,9 +326,9 @@ def test_no_heads_give_empty_results():
         assert [getattr(result, field).shape for field in FIELDS] == [(0,)] * 3
 
 
-@BOTH
+@ON_A_CPU
 @pytest.mark.parametrize("n", [2, 70])
-def test_similarities_beyond_the_precision_raise_an_error(n, backend):  # noqa: F811
+def test_similarities_beyond_the_precision_raise_an_error(n, compiler):  # noqa: F811
     table = 1e20 * random_table(n, 4).float()
     for function in (measure_absolute, position_weights):
         with pytest.raises(ValueError, match=r"beyond the range of torch\.float32"):
@@ -346,8 +346,8 @@ def test_a_relative_bias_counts_as_constant_where_its_dense_matrix_does(scale, d
         assert measure_relative(bias).symmetry.item() == pytest.approx(expected, abs=1e-6)
 
 
-@BOTH
-def test_float32_tables_agree_to_float32_precision(backend):  # noqa: F811
+@ON_A_CPU
+def test_float32_tables_agree_to_float32_precision(compiler):  # noqa: F811
     table = random_table(600, 16).float()
     assert measure_absolute(table).symmetry.dtype == torch.float32
     assert_same(measure_absolute(table), measure(position_weights(table)), atol=1e-5)

@@ -144,7 +144,7 @@ def test_the_lowest_versions_are_the_floors_of_the_dependencies():
     extras = [each for name in project["optional-dependencies"] for each in project["optional-dependencies"][name]]
     lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
     lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
-    floors = {each.split(">=")[0]: each.split(">=")[1] for each in project["dependencies"] + extras if ">=" in each}
+    floors = dict(each.split(";")[0].split(">=") for each in project["dependencies"] + extras if ">=" in each)
     floors = {re.sub(r"\[.*", "", name).strip(): Version(floor) for name, floor in floors.items()}
     both = floors.keys() & lowest.keys()
     assert both >= {"transformers", "numpy", "scipy", "datasets", "pandas", "peft", "torchmetrics"}

@@ -1,6 +1,7 @@
 """What the metrics sum over rows and distances: on a line of tokens, or by the `Positions` of queries and keys."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,36 +14,34 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, is_causal
 from pelocality.metrics._ratio import ratio
-from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_statistics
-from pelocality.metrics._tolerance import Tolerance, check_rows
+from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_blocks, row_statistics
+from pelocality.metrics._tolerance import Tolerance, check_rows, row_faults
 from pelocality.positions import Positions, as_tensor
-
-# Weights that are measured at a time: about the size of a core's cache, or enough to occupy a GPU.
-_BLOCK, _BLOCK_OF_GPU = 2**19, 2**24
 
 
 def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
-    """Return the sums over every row of validated weights; ``pairs`` compares opposite keys."""
-    positions = matrices.positions
+    """Return the sums over every row of weights, which are validated at the end; ``pairs`` compares opposite keys."""
+    positions, flat = matrices.positions, matrices.weights
     if positions is None:
-        statistics = row_statistics(matrices.weights, tolerance, pairs=pairs)
-        check_rows(statistics.total, statistics.smallest, matrices.weights)
+        statistics = row_statistics(flat, tolerance, pairs=pairs)
+        if flat.numel():
+            matrices.readings.add(statistics.faults.flatten(1).amax(1), partial(check_rows, weights=flat))
         return statistics
     weights = weights_by_position(matrices)
-    total = weights.detach().sum(-1)
-    locality = sum_over_keys(weights, lambda rows: torch.exp2(-distances(matrices, rows)))
+    faults, locality = row_faults(weights), sum_over_keys(weights, lambda rows: torch.exp2(-distances(matrices, rows)))
     if not pairs:
-        return RowStatistics(total, 0.0, locality)
-    tolerance = tolerance or Tolerance.for_dtype(matrices.dtype)
+        return RowStatistics(faults, locality[None])
+    tolerance = tolerance or matrices.tolerance()
     compared = [_compare(weights[:, rows], positions, rows, tolerance) for rows in row_blocks(weights)]
-    return RowStatistics(total, 0.0, locality, *(torch.cat(each, -1) for each in zip(*compared, strict=True)))
+    *sums, numbers = (torch.cat(each, -1) for each in zip(*compared, strict=True))
+    return RowStatistics(faults, torch.stack([locality, *sums]), _sides(matrices), numbers)
 
 
 def _compare(
     weights: Tensor, positions: Positions, rows: slice, tolerance: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return irregularity, difference, paired mass and number of pairs of rows, from the mean weight of each place."""
-    opposite = positions.opposites(rows, weights.device)  # (rows, places)
+    opposite, tolerance = positions.opposites(rows, weights.device), tolerance.of_rows(weights)  # (rows, places)
     if not positions.has_own_places:
         places = positions.places.to(weights.device)
         here = weights.new_zeros(*weights.shape[:-1], opposite.shape[1])
@@ -62,11 +61,13 @@ def _compare(
     return *compare_pairs(left, right, exists, tolerance), numbers
 
 
-def row_blocks(weights: Tensor) -> Iterator[slice]:
-    """Return blocks of the rows of all matrices (batch, m, n), whose temporary tensors are small."""
-    batch, m, n = weights.shape
-    size = max(1, (_BLOCK if weights.device.type == "cpu" else _BLOCK_OF_GPU) // max(1, batch * n))
-    return (slice(start, min(start + size, m)) for start in range(0, m, size))
+def _sides(matrices: Matrices) -> Tensor:
+    """Return the weight on earlier and on later keys, (2, batch, m); 1 on earlier ones where no order is known."""
+    weights = matrices.weights.detach()
+    if later_keys(matrices, slice(1)) is None:
+        return torch.ones_like(weights[..., 0]).expand(2, -1, -1)
+    before = sum_over_keys(weights, lambda rows: offsets(matrices, rows) < 0)
+    return torch.stack([before, sum_over_keys(weights, lambda rows: offsets(matrices, rows) > 0)])
 
 
 def sum_over_keys(weights: Tensor, factor: Callable[[slice], Tensor]) -> Tensor:

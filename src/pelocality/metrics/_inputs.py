@@ -8,6 +8,7 @@ result of this library) into such batches and reshapes the values to the leading
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from pelocality._checks import check_unmasked, count, flag, on_float64_device
 from pelocality._transforms import transformed
 from pelocality.metrics._masks import Mask, Visible, expand_visible, token_spans, visible_by_layer
-from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, check_rows, precision_of
+from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE, Tolerance, check_rows, precision_of, row_faults
 from pelocality.positions import Positions
 
 Layout = Literal["scalar", "rows", "offsets", "matrix"]
@@ -40,6 +41,25 @@ Attention = Tensor | np.ndarray | Sequence[Any] | HasAttention
 PositionsLike = Positions | Tensor | np.ndarray | Sequence[Any]
 
 
+class Readings:
+    """Numbers on the device of the attention by which it is judged, read together: the device is waited for once."""
+
+    def __init__(self) -> None:
+        self._later: list[tuple[Tensor, Callable[..., None]]] = []
+
+    def add(self, numbers: Tensor, judge: Callable[..., None]) -> None:
+        """Have a function called with numbers, (k,), once they are read."""
+        self._later.append((numbers.detach(), judge))
+
+    def read(self) -> None:
+        """Read the numbers and call the functions, in the order in which they were added."""
+        if not self._later:
+            return
+        numbers = iter(torch.cat([each for each, _ in self._later]).tolist())
+        for each, judge in self._later:
+            judge(*islice(numbers, len(each)))
+
+
 class Matrices(NamedTuple):
     """A batch of matrices, as every kernel receives it.
 
@@ -47,7 +67,9 @@ class Matrices(NamedTuple):
         weights: (batch, n, n), in the precision of the input; crops of half precision are float32. With positions of
             queries that are not the keys, or for metrics without distances, (batch, m, n).
         visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
-        dtype: That of the input, by whose rounding a row is judged; half precision for weights converted from it.
+        readings: Gets the numbers by which the weights are judged at the end.
+        dtype: That by whose rounding a row is judged; None: that of the weights, or half precision where they were
+            converted from it, see `precision`.
         positions: Where queries and keys lie; None on a line of tokens.
         causal: Whether a query sees only its past, as the caller says; None: it is inferred.
         inferred: Gets what is inferred, (batch,) of booleans for each call of a kernel.
@@ -55,10 +77,22 @@ class Matrices(NamedTuple):
 
     weights: Tensor
     visible: Tensor | None
-    dtype: torch.dtype
+    readings: Readings
+    dtype: torch.dtype | None = None
     positions: Positions | None = None
     causal: bool | None = None
     inferred: list[Tensor] | None = None
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype by whose rounding the weights are judged."""
+        if self.dtype is not None or transformed(self.weights):  # traced numbers cannot be read
+            return self.dtype or self.weights.dtype
+        return precision_of(self.weights)
+
+    def tolerance(self, rtol: float | None = None) -> Tolerance:
+        """Return up to which range a row counts as constant."""
+        return Tolerance.for_dtype(self.dtype or self.weights.dtype, rtol, guess=self.dtype is None)
 
     def part(self, chosen: Tensor | slice) -> Self:
         """Return some of the matrices."""
@@ -73,7 +107,7 @@ class Matrices(NamedTuple):
             raise ValueError("a row has weight on tokens left out alone; leave out fewer, or is mask True at padding?")
         visible = None if self.visible is None else self.visible[:, start:stop, start:stop]
         positions = None if self.positions is None else self.positions.part(start, stop)
-        return self._replace(weights=kept / mass, visible=visible, positions=positions)
+        return self._replace(weights=kept / mass, visible=visible, dtype=self.precision, positions=positions)
 
 
 Kernel = Callable[[Matrices], Tensor]
@@ -146,18 +180,15 @@ def map_matrices(
         places = None  # tokens one after the other are measured faster
     seen = None if visible is None else expand_visible(visible, weights).reshape(-1, m, n)
     flat = weights.reshape(-1, m, n)
-    traced = transformed(flat)  # traced numbers cannot be read
-    if not traced and m == n:
-        if not known:
-            _refuse_bands(flat)
-        if mask is None and not may_be_padded:
-            _warn_of_padding(weights)
-    precision = precision or (weights.dtype if traced else precision_of(flat))
-    matrices = Matrices(flat, seen, precision, places)
+    readings = Readings()
+    matrices = Matrices(flat, seen, readings, precision, places)
     spans = None if mask is None and without_first == 0 else token_spans(mask, leading, n, without_first)
     values = _map_parts(matrices, spans, kernel, "rows" if rows else layout)
-    precision = torch.promote_types(tensor.dtype, torch.float32)
-    return values.reshape((*leading, *values.shape[1:])).to(tensor.device, precision)
+    if m == n and flat.numel() and not known:
+        _suspect(weights, readings, may_be_padded or mask is not None)
+    readings.read()
+    of_sums = torch.promote_types(tensor.dtype, torch.float32)
+    return values.reshape((*leading, *values.shape[1:])).to(tensor.device, of_sums)
 
 
 def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) -> None:
@@ -236,10 +267,10 @@ def _carried_visible(attention: Any) -> Visible:
 
 def validated_weights(flat: Tensor) -> Tensor:
     """Return the matrices (batch, n, n) in at least float32, after checking that their rows are distributions."""
-    dtype = torch.promote_types(flat.dtype, torch.float32)
-    smallest = flat.detach().amin().item() if flat.numel() else 0.0
-    check_rows(flat.sum(-1, dtype=dtype), smallest, flat)
-    return flat.to(dtype)
+    if flat.numel():
+        off, below = row_faults(flat).flatten(1).amax(1).tolist()
+        check_rows(off, below, flat)
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
 def float_tensor(name: str, given: Any) -> Tensor:
@@ -262,26 +293,42 @@ def float_tensor(name: str, given: Any) -> Tensor:
     raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}; {advice}")
 
 
+def _suspect(weights: Tensor, readings: Readings, may_be_padded: bool) -> None:
+    """Have what looks like bands refused, and of what looks like padding warned; the corners decide nearly always."""
+    n, weights = weights.shape[-1], weights.detach()
+    corners = weights[..., :: max(1, n - 1), :: max(1, n - 1)]  # of the first and the last query and key
+    if n > 4 and n % 2:
+        readings.add(
+            corners.diagonal(dim1=-2, dim2=-1).amax()[None],
+            lambda most: _refuse_bands(weights.reshape(-1, n, n)) if most == 0 else None,
+        )
+    if not may_be_padded and weights.ndim > 2 and weights.shape[-3] > 1 and n > 2:
+        attended = corners.amax((-3, -2))  # by any head
+        readings.add(
+            attended.amin()[None], lambda least: _warn_of_padding(weights, attended == 0) if least == 0 else None
+        )
+
+
 def _refuse_bands(flat: Tensor) -> None:
     """Raise ValueError for bands (query, window) that are square by chance: entry c of row i is key i + c - n // 2."""
     n = flat.shape[-1]
-    if n < 5 or n % 2 == 0 or not len(flat) or bool(flat[:, [0, -1], [0, -1]].any()):
-        return
     key = torch.arange(n, device=flat.device) + torch.arange(-(n // 2), n - n // 2, device=flat.device)[:, None]
     if bool(((flat > 0) == ((key >= 0) & (key < n))).all()):
         raise ValueError(f"attention must be n x n, got what looks like Longformer's bands; {_OF_BANDS}")
 
 
-def _warn_of_padding(weights: Tensor) -> None:
-    """Warn if all heads of a sequence, (..., head, n, n), leave out the same keys at one end, and no other keys."""
-    if weights.ndim < 3 or weights.shape[-3] < 2 or weights.shape[-1] < 3:
-        return
+def _warn_of_padding(weights: Tensor, left_out: Tensor) -> None:
+    """Warn if all heads of a sequence leave out the same keys at one end, and no other keys.
+
+    Args:
+        weights: (..., head, n, n).
+        left_out: Whether the first and the last query of every head leave out the first and the last key, (..., 2).
+    """
     for end, which in ((0, "first"), (-1, "last")):
-        # two queries decide nearly always; only then look at all
-        suspicious = (weights.detach()[..., [0, -1], end] == 0).all(-1).all(-1)
+        suspicious = left_out[..., end]
         if not bool(suspicious.any()):
             continue
-        attended = (weights.detach()[suspicious] > 0).any(-2)  # (sequence, head, key)
+        attended = (weights[suspicious] > 0).any(-2)  # (sequence, head, key)
         if end == 0:
             attended = attended.flip(-1)
         one_run = ~attended[..., -1] & attended[..., 1] & (attended.int().diff(dim=-1) <= 0).all(-1)
@@ -310,9 +357,10 @@ def _map_parts(matrices: Matrices, spans: Tensor | None, kernel: Kernel, layout:
     size = max(1, (_PART if device.type == "cpu" else _PART_OF_GPU) // (m * n))
     if matrices.weights.requires_grad and torch.is_grad_enabled():
         size = max(1, batch)
+    if spans is None and size >= batch:
+        return kernel(matrices)  # a part would need another tensor for its gradient
     if spans is None or not batch:
-        parts = range(0, max(1, batch), size)
-        return torch.cat([kernel(matrices.part(slice(first, first + size))) for first in parts])
+        return torch.cat([kernel(matrices.part(slice(at, at + size))) for at in range(0, max(1, batch), size)])
     groups, member = torch.unique(spans, dim=0, return_inverse=True)
     pieces, order = [], []
     for group, (start, stop) in enumerate(groups.tolist()):

@@ -7,6 +7,7 @@ For R = max d - min d and s the largest weight among the row's pairs:
 A constant row is perfectly symmetric.
 """
 
+import math
 from typing import NamedTuple, Self
 
 import torch
@@ -31,13 +32,15 @@ class Tolerance(NamedTuple):
     Attributes:
         base: The term of every row.
         per_nat: The term of a row whose weights span a factor of e or more.
+        guess: Whether a row whose weights are all of half precision, converted to another dtype, has its tolerance.
     """
 
-    base: float
-    per_nat: float = 0.0
+    base: float | Tensor
+    per_nat: float | Tensor = 0.0
+    guess: bool = False
 
     @classmethod
-    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None) -> Self:
+    def for_dtype(cls, dtype: torch.dtype, rtol: float | None = None, *, guess: bool = False) -> Self:
         """Return the tolerance for attention of a dtype, or ``rtol`` for every row.
 
         The default is 8 eps (2 eps in half precision, whose weights are rounded once), and 1024 eps per nat with at
@@ -45,11 +48,24 @@ class Tolerance(NamedTuple):
         """
         if rtol is None:
             working = torch.promote_types(dtype, torch.float32)
-            return cls((8 if dtype == working else 2) * torch.finfo(dtype).eps, 1024 * torch.finfo(working).eps)
+            base = (8 if dtype == working else 2) * torch.finfo(dtype).eps
+            return cls(base, 1024 * torch.finfo(working).eps, guess and dtype == working)
         base = number("rtol", rtol)
         if not base >= 0:
             raise ValueError(f"rtol must be at least 0, got {rtol}; use None for the default of the dtype")
         return cls(base)
+
+    def of_rows(self, rows: Tensor) -> Self:
+        """Return the tolerance of each of the rows (..., n), with terms (...) where it is guessed."""
+        if not self.guess:
+            return self
+        bits = rows.detach().view(torch.int64 if rows.dtype == torch.float64 else torch.int32)
+        base, per_nat = rows.new_tensor(self.base), rows.new_tensor(self.per_nat)
+        for lacked, half in LACKED_DIGITS.items():
+            lacked += 29 if rows.dtype == torch.float64 else 0
+            of_half = (bits & ((1 << lacked) - 1) == 0).all(-1)
+            base, per_nat = torch.where(of_half, half.base, base), torch.where(of_half, half.per_nat, per_nat)
+        return type(self)(base, per_nat)
 
     def irregularity(
         self, excess: Tensor, spread: Tensor, largest: Tensor, smallest: Tensor, floor: float | Tensor = ABSOLUTE_FLOOR
@@ -71,24 +87,35 @@ class Tolerance(NamedTuple):
         return torch.where(constant, 0, 1 + (excess - spread) / torch.where(constant, 1, spread))
 
 
-def check_rows(totals: Tensor, smallest: float, weights: Tensor) -> None:
+OF_FLOAT16, OF_BFLOAT16 = Tolerance.for_dtype(torch.float16), Tolerance.for_dtype(torch.bfloat16)
+# How many of the digits of float32 half precision lacks; whoever lacks more comes last.
+LACKED_DIGITS = {13: OF_FLOAT16, 16: OF_BFLOAT16}
+
+
+def row_faults(rows: Tensor) -> Tensor:
+    """Return by how much each row (..., n) misses a sum of 1, and its smallest weight 0, (2, ...), without gradient."""
+    weights, dtype = rows.detach(), torch.promote_types(rows.dtype, torch.float32)
+    below = -weights.amin(-1).to(dtype)
+    return torch.stack([(weights.sum(-1, dtype=dtype) - 1).abs(), below])
+
+
+def check_rows(off: float, below: float, weights: Tensor) -> None:
     """Raise ValueError unless every row is a probability distribution.
 
     Args:
-        totals: The sum of every row, any shape.
-        smallest: The smallest weight of all, or 0 if none is negative.
-        weights: (..., m, n), whose precision determines how exactly a row must sum to 1.
+        off: The largest of `row_faults`, by how much a sum misses 1.
+        below: The largest of them, by how much a weight is below 0.
+        weights: (batch, m, n), whose precision determines how exactly a row must sum to 1.
     """
-    if not bool(torch.isfinite(totals).all()):
+    if not math.isfinite(off):
         raise ValueError("attention contains NaN or infinity; if all keys of a row are masked, leave it out with mask=")
-    if smallest < 0:
-        raise ValueError(f"attention must not be negative, the smallest weight is {smallest:.3g}; apply .softmax(-1)?")
-    off = (totals - 1).abs().max().item() if totals.numel() else 0.0
+    if below > 0:
+        raise ValueError(f"attention must not be negative, the smallest weight is {-below:.3g}; apply .softmax(-1)?")
     if off <= ROW_SUM_TOLERANCE[weights.dtype] or off <= (tolerance := ROW_SUM_TOLERANCE[precision_of(weights)]):
         return
     advice = "take .softmax(-1) of logits, call model.eval() against dropout, leave empty rows out with mask="
-    columns = weights.detach().sum(-2, dtype=totals.dtype)
-    if bool(((columns - 1).abs() <= tolerance).all()):
+    columns = row_faults(weights.mT)[0]
+    if bool((columns <= tolerance).all()):
         advice = "its columns do: transpose it, rows are queries"
     raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")
 

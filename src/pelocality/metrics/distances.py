@@ -409,7 +409,8 @@ def half_life(
 
     def kernel(matrices: Matrices) -> Tensor:
         # numbers of few digits, such as powers of 2, need not have been rounded to them
-        dtype = torch.float64 if matrices.weights.dtype == torch.float64 else matrices.dtype
+        bare_float64 = matrices.dtype is None and matrices.weights.dtype == torch.float64
+        dtype = torch.float64 if bare_float64 else matrices.precision
         if matrices.positions is None:
             return half_life_of_profile(profile(matrices), side, dtype)
         means, radius = ring_means(matrices, side)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pelocality.metrics._by_position import later_keys, row_sums
+from pelocality.metrics._by_position import row_sums
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, warn_caller
-from pelocality.metrics._masks import Mask, is_causal
-from pelocality.metrics._tolerance import Tolerance
+from pelocality.metrics._masks import Mask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,27 +229,25 @@ def _map_sums(
         rows: Whether to return the symmetry of rows.
         options: Positions, mask and without_first of `measure`.
     """
-    one_sided: list[bool] = []
+    one_sided: list[Tensor] = []
 
     def kernel(matrices: Matrices) -> Tensor:
-        sums = row_sums(matrices, Tolerance.for_dtype(matrices.dtype, rtol))
+        sums = row_sums(matrices, matrices.tolerance(rtol))
         numbers = sums.pooled()
-        one_sided.append(warn and _is_one_sided(matrices, numbers[2]))
+        asymmetry = numbers[2].detach()
+
+        def note_one_sided(most: float) -> None:
+            if most > 0.999:
+                one_sided.append((asymmetry > 0.999) & sums.one_sided())
+
+        if warn and len(asymmetry):
+            matrices.readings.add(asymmetry.amax()[None], note_one_sided)
         return sums.symmetry_of_rows() if rows else torch.stack(numbers, -1)
 
     values = map_matrices(attention, kernel, rows=rows, **options)
-    if any(one_sided):
+    if any(bool(each.any()) for each in one_sided):
         warn_of_one_sided()
     return values
-
-
-def _is_one_sided(matrices: Matrices, asymmetry: Tensor) -> bool:
-    """Return whether any matrix has weight on one side of its diagonal alone; the asymmetry is (batch,)."""
-    candidates = matrices.weights[asymmetry > 0.999].detach()
-    if not len(candidates) or (later := later_keys(matrices)) is None:
-        return False
-    causal, (m, n) = is_causal(candidates, later), later.shape
-    return bool((causal ^ is_causal(candidates.mT, later) if m == n else causal).any())
 
 
 def warn_of_one_sided() -> None:

@@ -12,7 +12,7 @@ from pelocality._distributed import gathered, rank_and_size, summed
 from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import row_statistics
-from pelocality.metrics._tolerance import Tolerance, check_rows
+from pelocality.metrics._tolerance import Tolerance
 from pelocality.metrics.distances import narrowest, sides_of
 from pelocality.models.inputs.tokens import runs_of_tokens
 from pelocality.models.layers import AttentionLayers, Rows
@@ -218,12 +218,9 @@ class _Block(NamedTuple):
         return torch.stack([each.to(own.dtype).sum(-1) for each in rows], -1)
 
     def _statistics(self, weights: Tensor) -> tuple[Tensor, ...]:
-        """Return total, locality, irregularity, difference and paired of every row, (batch, head, rows) each."""
-        flat = weights.flatten(0, 1)
-        statistics = row_statistics(flat, self.tolerance, first=self.first)
-        if statistics.smallest < 0:
-            check_rows(statistics.total, statistics.smallest, flat)
-        return tuple(each.view(weights.shape[:3]) for each in (statistics.total, *statistics.sums))
+        """Return the weight beside the diagonal, locality, irregularity, difference and paired, (batch, head, rows)."""
+        statistics = row_statistics(weights.flatten(0, 1), self.tolerance, first=self.first)
+        return tuple(each.view(weights.shape[:3]) for each in (statistics.sides.sum(0), *statistics.sums))
 
 
 def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Tensor]:
