@@ -43,7 +43,7 @@ def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     if extra := -queries % _HEIGHT:
         matrix = pad(matrix, (0, 0, extra, 0))
     # Few rows at a time stay in the precision of the matrix, because another one is a copy; then their sums follow.
-    blocks = matrix.reshape(*matrix.shape[:-2], -1, _HEIGHT, keys)
+    blocks = matrix.reshape(*matrix.shape[:-2], matrix.shape[-2] // _HEIGHT, _HEIGHT, keys)
     few = _shifted_sum(blocks, 1, torch.promote_types(matrix.dtype, torch.float32))
     return _shifted_sum(few.to(dtype or few.dtype), _HEIGHT)[..., : queries + keys - 1].to(dtype or matrix.dtype)
 
