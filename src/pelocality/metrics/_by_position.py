@@ -62,15 +62,18 @@ def _compare(
 
 
 def _sides(matrices: Matrices) -> Tensor:
-    """Return the weight on earlier and on later keys, (2, batch, m); 1 on earlier ones where no order is known."""
-    weights = matrices.weights.detach()
+    """Return the weight on earlier and on later keys, (2, batch, m); above 0 on earlier ones where none is known."""
+    weights, positions = matrices.weights.detach(), matrices.positions
     if later_keys(matrices, slice(1)) is None:
         return torch.ones_like(weights[..., 0]).expand(2, -1, -1)
-    before = sum_over_keys(weights, lambda rows: offsets(matrices, rows) < 0)
-    return torch.stack([before, sum_over_keys(weights, lambda rows: offsets(matrices, rows) > 0)])
+    later = sum_over_keys(weights, lambda rows: later_keys(matrices, rows))
+    if positions is not None and positions.queries is not None:
+        return torch.stack([later + 1, later])
+    i = torch.arange(weights.shape[-1], device=weights.device)
+    return torch.stack([sum_over_keys(weights, lambda rows: i < i[rows, None]), later])
 
 
-def sum_over_keys(weights: Tensor, factor: Callable[[slice], Tensor]) -> Tensor:
+def sum_over_keys(weights: Tensor, factor: Callable[[slice], Any]) -> Tensor:
     """Return sum_j A_ij f_ij, (batch, m), with the factor of some queries and all keys, (rows, n)."""
     return torch.cat([(weights[:, rows] * factor(rows)).sum(-1) for rows in row_blocks(weights)], -1)
 
