@@ -145,7 +145,7 @@ def test_a_subclass_whose_forward_names_no_arguments_is_treated_as_the_class_it_
 
 def test_several_models_side_by_side_are_refused():
     both = nn.ModuleDict({"student": tiny("bert"), "teacher": tiny("t5")})
-    with pytest.raises(ValueError, match="2 transformers models side by side"):
+    with pytest.raises(TypeError, match="with 2"):
         SequenceModel(both)
     assert SequenceModel(both["student"]).with_head is both["student"]
     model = hf.BertForMaskedLM(tiny("bert").config)

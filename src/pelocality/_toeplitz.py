@@ -53,7 +53,8 @@ def _shifted_sum(rows: Tensor, shift: int, dtype: torch.dtype | None = None) -> 
     number, width = rows.shape[-2:]
     width += (number - 1) * shift
     # read back in rows longer than the padded ones, rows move to the left, one by one
-    padded = pad(rows, (width - rows.shape[-1], shift, 0, 1)).flatten(-2)
+    padded = pad(rows, (width - rows.shape[-1], shift, 0, 1))
+    padded = padded.reshape(*rows.shape[:-2], (number + 1) * (width + shift))
     longer = padded[..., : number * (width + 2 * shift)].reshape(*rows.shape[:-1], width + 2 * shift)
     return longer[..., :width].sum(-2, dtype=dtype)
 

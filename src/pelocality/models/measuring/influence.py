@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pelocality._checks import count
+from pelocality._distributed import fully_sharded
 from pelocality.models._inference import inference
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import token_embeddings
@@ -109,7 +110,9 @@ class Influence(SequenceModel):
         directions = torch.linalg.qr(drawn).Q.to(states)  # (n, d, k): orthonormal at each position
 
         if self._way is None:
-            self._way = _way(run, states, directions[..., 0].reshape(states.shape))
+            sharded = fully_sharded(self.given) is not None  # its weights are freed before a gradient reads them
+            ways = (_in_forward_mode,) if sharded else (_in_forward_mode, _backward_twice)
+            self._way = _way(run, states, directions[..., 0].reshape(states.shape), ways)
         derivative = self._way(run, states)
 
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
@@ -279,8 +282,8 @@ def _equal(one: Any, other: Tensor) -> bool:
     return isinstance(one, Tensor) and one.shape == other.shape and torch.equal(one, other)
 
 
-def _way(run: _Map, states: Tensor, tangent: Tensor) -> _Way:
-    """Return a way to the derivative in any direction: by gradients, unless forward mode says something else.
+def _way(run: _Map, states: Tensor, tangent: Tensor, ways: tuple[_Way, ...]) -> _Way:
+    """Return one of the ways to the derivative in any direction: by gradients, unless forward mode says something else.
 
     Gradients are faster. A part that is run without them, or has another one than its derivative, is right in forward
     mode alone.
@@ -291,13 +294,13 @@ def _way(run: _Map, states: Tensor, tangent: Tensor) -> _Way:
     """
     changes: dict[_Way, tuple[Tensor, ...]] = {}
     errors = []
-    for way in (_in_forward_mode, _backward_twice):
+    for way in ways:
         try:
             changes[way] = way(run, states)(tangent)
         except Exception as error:
             errors.append(error)
     if not changes:
-        raise errors[1] if isinstance(errors[1], torch.OutOfMemoryError) else errors[0]
+        raise errors[-1] if isinstance(errors[-1], torch.OutOfMemoryError) else errors[0]
     same = len(changes) > 1 and all(map(equal_but_for_rounding, *changes.values()))
     way = _backward_twice if same or _in_forward_mode not in changes else _in_forward_mode
     if states.dtype in (torch.float32, torch.float64):
