@@ -11,7 +11,7 @@ from pelocality.encodings.base import Encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.encodings.buckets import T5Buckets
 from pelocality.encodings.distance_table import DistanceTable
-from pelocality.positions import Positions, as_tensor
+from pelocality.positions import Positions
 
 
 class _PlacedEncoding(Encoding):
@@ -98,7 +98,7 @@ class PositionedEncoding(_PlacedEncoding):
         return self.encoding.at(self.get_buffer("_distance").to(self.working_dtype)).to(self.working_dtype)
 
     def _is_symmetric(self) -> bool:
-        distance = as_tensor(self.positions.rings[0]).to(self.working_dtype).to(self.device)
+        distance = self.positions.profile_distances.abs().to(self.working_dtype).to(self.device)
         one, other = self.encoding.at(distance), self.encoding.at(-distance)
         return one.is_meta or torch.equal(one, other)
 
@@ -151,7 +151,7 @@ class DisplacementTable(_PlacedEncoding):
         self.shared, self.learnable = flag("shared", shared), flag("learnable", learnable)
         self.values: Tensor
         self.register_buffer("_index", self.positions.displacements.clamp(min=0), persistent=False)
-        values = torch.zeros(1 if shared else heads, int(self.positions.displacements.max()) + 1)
+        values = torch.zeros(1 if shared else heads, self.positions.displacement_count)
         if learnable:
             self.values = nn.Parameter(values)
         else:
