@@ -294,10 +294,9 @@ class Positions(Configurable):
     @_outside_of_transforms()
     def step_count(self) -> Integers:
         """How many queries and keys have each of the `profile_distances`, (t,)."""
-        total = np.zeros(len(self.profile_distances) + 1, np.int64)
-        for rows in self._blocks():
-            total += np.bincount(self.steps(rows).numpy().ravel(), minlength=len(total))
-        return total[:-1]
+        size = len(self.profile_distances) + 1
+        counts = (np.bincount(self.steps(rows).numpy().ravel(), minlength=size)[:-1] for rows in self._blocks())
+        return np.asarray(sum(counts))
 
     def displacements_of(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
         """Return the number of the displacement from each of these queries to each key, (rows, n).
@@ -365,16 +364,6 @@ class Positions(Configurable):
 
     def _at_steps(self, values: Tensor) -> Tensor:
         return torch.nn.functional.pad(values, (0, 1), value=torch.inf)[self.steps()]
-
-    @property
-    def profile_index(self) -> Tensor:
-        """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
-        return _without_last(self.steps(), len(self.profile_distances))
-
-    @property
-    def displacements(self) -> Tensor:
-        """The number of the displacement from each query to each key, (m, n), -1 for an infinite distance."""
-        return _without_last(self.displacements_of(), self.displacement_count)
 
     # ---- places
 
@@ -518,11 +507,6 @@ def _table(numbers: Integers, row: Integers, column: Integers, device: torch.dev
     """Return the numbers of these rows and columns."""
     numbers, row, column = (as_tensor(each).to(device) for each in (numbers, row, column))
     return numbers[row][:, column]
-
-
-def _without_last(numbers: Tensor, last: int) -> Tensor:
-    """Return numbers below the last, and -1 for it."""
-    return torch.where(numbers == last, -1, numbers.long())
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:

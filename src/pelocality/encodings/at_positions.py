@@ -106,7 +106,8 @@ class PositionedEncoding(_PlacedEncoding):
 def _signed_distances(positions: Positions) -> Tensor:
     """Return the distances at which an encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
     if positions.ring is not None:
-        return positions.profile_distances[positions.profile_index.clamp(min=0)]
+        axis = positions.profile_distances
+        return axis[positions.steps().clamp(max=len(axis) - 1)]
     exact = positions.offset if positions.has_directions else positions.distance
     return torch.where(exact.isinf(), 0.0, exact)
 
@@ -128,7 +129,7 @@ class DisplacementTable(_PlacedEncoding):
 
     Attributes:
         values: The numbers, (heads or 1, displacements), initially 0; their order is that of
-            ``Positions.displacements``.
+            ``Positions.displacements_of``.
 
     Raises:
         TypeError: An argument of the wrong type.
@@ -150,8 +151,10 @@ class DisplacementTable(_PlacedEncoding):
         super().__init__(heads, positions, causal)
         self.shared, self.learnable = flag("shared", shared), flag("learnable", learnable)
         self.values: Tensor
-        self.register_buffer("_index", self.positions.displacements.clamp(min=0), persistent=False)
-        values = torch.zeros(1 if shared else heads, self.positions.displacement_count)
+        size = self.positions.displacement_count
+        index = self.positions.displacements_of().long().clamp(max=size - 1)
+        self.register_buffer("_index", index, persistent=False)
+        values = torch.zeros(1 if shared else heads, size)
         if learnable:
             self.values = nn.Parameter(values)
         else:
