@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, is_causal
-from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_blocks, row_statistics
 from pelocality.metrics._tolerance import Tolerance, check_rows, row_faults
 from pelocality.positions import Positions, as_tensor
@@ -95,7 +94,8 @@ def offsets(matrices: Matrices, rows: slice) -> Tensor:
 
 def profile(matrices: Matrices) -> Tensor:
     """Return the mean attention at each distance, as `distance_profile` names it, in float64."""
-    return ratio(*_sums_by_step(matrices), torch.nan)
+    sums, counts = _sums_by_step(matrices)
+    return sums / counts  # NaN where no pair is left
 
 
 def sums_by_ring(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor, Tensor]:

@@ -89,17 +89,16 @@ def toeplitz_share(
 
         sums = sum_by(matrices, group, values, groups)
         sums, counts = sums[: len(weights)], sums[len(weights) :]
-        mean = (sums.sum(-1) / counts.sum(-1)).to(weights.dtype)[:, None, None]
-        profile = ratio(sums, counts).to(weights.dtype)
-        within = total = weights.new_zeros(len(weights), dtype=torch.float64)
+        mean, profile = sums.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True), ratio(sums, counts)
+        between = (counts * (profile - mean).square()).sum(-1)
+        within = torch.zeros_like(between)
         for rows in row_blocks(weights):
-            part, inside = weights[:, rows], seen(rows)
-            expected = of_each_key(matrices, group, profile, rows)
-            within = within + ((part - expected) * inside).square().sum((-1, -2))
-            total = total + ((part - mean) * inside).square().sum((-1, -2))
-        within, total = within.to(weights.dtype), total.to(weights.dtype)
-        rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
-        return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
+            expected = of_each_key(matrices, group, profile.to(weights.dtype), rows)
+            within = within + ((weights[:, rows] - expected) * seen(rows)).square().sum((-1, -2))
+        total = within + between
+        rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0]) ** 2  # a few eps in each weight
+        share = torch.where(total <= rounding, 1, between / torch.where(total <= rounding, 1, total))
+        return share.to(weights.dtype)
 
     return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 
