@@ -207,7 +207,7 @@ class Positions(Configurable):
 
     # ---- some queries and all keys, on any device
 
-    def distances_of(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
+    def distances_of(self, rows: Any = slice(None), device: torch.device = _CPU) -> Tensor:
         """Return the distance of each of these queries to each key, (rows, n), float64, infinite between sequences."""
         if self._distances is not None:
             return as_tensor(self._distances[rows]).to(device)
@@ -216,7 +216,7 @@ class Positions(Configurable):
         distance = torch.cdist(x, y, norm, compute_mode="donot_use_mm_for_euclid_dist")
         return self._in_sequences(distance, torch.inf, rows)
 
-    def offsets_of(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
+    def offsets_of(self, rows: Any = slice(None), device: torch.device = _CPU) -> Tensor:
         """Return the signed distance of each of these queries to each key, (rows, n), below 0 into the past.
 
         Raises:
@@ -251,7 +251,7 @@ class Positions(Configurable):
             return whole.steps(slice(inside.start, inside.stop), device)[:, chosen]
         return self._kept(self._search_steps, rows, device)
 
-    def _search_steps(self, rows: slice, device: torch.device) -> Tensor:
+    def _search_steps(self, rows: Any, device: torch.device) -> Tensor:
         offset = self.offsets_of(rows, device) if self.has_directions else self.distances_of(rows, device)
         ring = _searched(as_tensor(self._rings[1]).to(device), offset.abs())
         step = torch.where(offset < 0, -ring, ring) + self.here
@@ -265,9 +265,8 @@ class Positions(Configurable):
             return self._whole[0]._rings
         both_ways = self._queries is None and self._distances is None  # the way back is as long
         blocks = (self.distances_of(rows)[:, rows.start * both_ways :] for rows in self._blocks())
-        exact = np.unique(
-            np.concatenate([[0.0], *(np.unique(block) for block in blocks)])
-        )  # the query itself, also without a key there
+        itself = [0.0]  # which is a ring, also without a key there
+        exact = np.unique(np.concatenate([itself, *(np.unique(block) for block in blocks)]))
         exact = exact[np.isfinite(exact)]
         rounding = 8 * np.finfo(float).eps * exact[-1] if self.dimensions > 1 else 0.0  # norms round
         tolerance = max(self.tolerance, rounding) if self.dimensions else 0.0
@@ -354,16 +353,9 @@ class Positions(Configurable):
     @property
     def distance(self) -> Tensor:
         """The distance of every query and key, (m, n), float64; numbers equal up to the tolerance are equal."""
-        return self.distances_of() if self.ring is not None else self._at_steps(self.profile_distances.abs())
-
-    @property
-    def offset(self) -> Tensor:
-        """The signed distance of every query and key, (m, n), below 0 for keys before the query."""
-        exact = self.offsets_of()
-        return exact if self.ring is not None else self._at_steps(self.profile_distances)
-
-    def _at_steps(self, values: Tensor) -> Tensor:
-        return torch.nn.functional.pad(values, (0, 1), value=torch.inf)[self.steps()]
+        if self.ring is not None:
+            return self.distances_of()
+        return torch.nn.functional.pad(self.profile_distances.abs(), (0, 1), value=torch.inf)[self.steps()]
 
     # ---- places
 
@@ -390,7 +382,7 @@ class Positions(Configurable):
         return self._kept(self._search_pairs, rows, device)
 
     def _search_pairs(self, rows: slice, device: torch.device) -> Tensor:
-        key, codes, place, axes = self._coded_places
+        key, *of_codes, axes = self._coded_places
         code = torch.zeros((), dtype=torch.int64, device=device)
         if self._sequence is not None:
             code = as_tensor(self._sequence[rows, None]).to(device)
@@ -400,14 +392,14 @@ class Positions(Configurable):
             near = np.searchsorted((level[1:] + level[:-1]) / 2, mirrored)
             near = np.where(abs(level[near] - mirrored) <= 4 * self.tolerance, near, len(level))
             code = code * (len(level) + 1) + _table(near, of_query, of_place, device)
-        codes, place = (as_tensor(each).to(device) for each in (codes, place))
+        codes, place = (as_tensor(each).to(device) for each in of_codes)
         at = torch.searchsorted(codes, code).clamp_(max=len(codes) - 1)
         opposite = self._in_sequences(torch.where(codes[at] == code, place[at], -1), -1, rows, key)
         first = opposite > torch.arange(opposite.shape[1], device=device)  # each pair once
-        query, place = first.nonzero(as_tuple=True)
-        column = first.cumsum(-1)[query, place] - 1
+        query, left = first.nonzero(as_tuple=True)
+        column = first.cumsum(-1)[query, left] - 1
         pairs = opposite.new_full((len(opposite), 2, max(1, opposite.shape[1] // 2)), -1)
-        pairs[query, 0, column], pairs[query, 1, column] = place, opposite[query, place]
+        pairs[query, 0, column], pairs[query, 1, column] = left, opposite[query, left]
         return pairs
 
     @cached_property
@@ -463,11 +455,11 @@ class Positions(Configurable):
         x, y = ((each - self._y[0] * whole).astype(float) for each in (self._x, self._y))
         return x, y
 
-    def _points(self, rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _points(self, rows: Any, device: torch.device) -> tuple[Tensor, Tensor]:
         x, y = self._exact
         return as_tensor(x[rows]).to(device), as_tensor(y).to(device)
 
-    def _in_sequences(self, values: Tensor, otherwise: float, rows: slice, keys: Any = slice(None)) -> Tensor:
+    def _in_sequences(self, values: Tensor, otherwise: float, rows: Any, keys: Any = slice(None)) -> Tensor:
         """Return values of these queries and keys, and something else where these are of two sequences; in place."""
         if self._sequence is None:
             return values
@@ -505,8 +497,8 @@ def _searched(ends: Tensor, values: Tensor) -> Tensor:
 
 def _table(numbers: Integers, row: Integers, column: Integers, device: torch.device) -> Tensor:
     """Return the numbers of these rows and columns."""
-    numbers, row, column = (as_tensor(each).to(device) for each in (numbers, row, column))
-    return numbers[row][:, column]
+    table, of_row, of_column = (as_tensor(each).to(device) for each in (numbers, row, column))
+    return table[of_row][:, of_column]
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:

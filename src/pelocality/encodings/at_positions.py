@@ -105,11 +105,7 @@ class PositionedEncoding(_PlacedEncoding):
 
 def _signed_distances(positions: Positions) -> Tensor:
     """Return the distances at which an encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
-    if positions.ring is not None:
-        axis = positions.profile_distances
-        return axis[positions.steps().clamp(max=len(axis) - 1)]
-    exact = positions.offset if positions.has_directions else positions.distance
-    return torch.where(exact.isinf(), 0.0, exact)
+    return nn.functional.pad(positions.profile_distances, (0, 1))[positions.steps()]
 
 
 class DisplacementTable(_PlacedEncoding):

@@ -40,14 +40,15 @@ def _compare(
     """Return irregularity, difference, paired mass and number of pairs of rows, from the mean weight of each place."""
     pairs, tolerance = positions.pairs(rows, weights.device), tolerance.of_rows(weights)
     if not positions.has_own_places:
-        places = as_tensor(positions.places).to(weights.device)
-        here = weights.new_zeros(*weights.shape[:-1], int(places.max()) + 1)
-        weights = here.scatter_add(-1, places.expand(weights.shape), weights) / places.bincount()
+        place = as_tensor(positions.places).to(weights.device)
+        here = weights.new_zeros(*weights.shape[:-1], int(place.max()) + 1)
+        weights = here.scatter_add(-1, place.expand(weights.shape), weights) / place.bincount()
     numbers = (pairs[:, 0] >= 0).sum(-1)
     left, right = pairs[..., : max(1, int(numbers.max()))].long().unbind(1)  # (rows, pairs)
     exists = left >= 0
-    sides = (weights.gather(-1, side.clamp(min=0).expand(len(weights), -1, -1)) for side in (left, right))
-    return *compare_pairs(*(torch.where(exists, side, 0) for side in sides), exists, tolerance), numbers
+    places = torch.stack([left, right]).clamp(min=0)[:, None].expand(-1, len(weights), -1, -1)
+    at_left, at_right = (torch.where(exists, weights.gather(-1, each), 0) for each in places)
+    return *compare_pairs(at_left, at_right, exists, tolerance), numbers
 
 
 def _sides(matrices: Matrices) -> Tensor:
@@ -111,11 +112,11 @@ def sums_by_ring(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor
     radius = positions.profile_distances[positions.here :].to(sums.device)
     ring = (torch.arange(len(counts), device=sums.device) - positions.here).abs()
     chosen = {"both": slice(None), "past": slice(positions.here), "future": slice(positions.here + 1, None)}[side]
-    by_ring = (
-        part.new_zeros(*part.shape[:-1], len(radius)).index_add(-1, ring[chosen], part[..., chosen])
-        for part in (sums, counts)
+    held, pairs = (
+        each.new_zeros(*each.shape[:-1], len(radius)).index_add(-1, ring[chosen], each[..., chosen])
+        for each in (sums, counts)
     )
-    return *by_ring, radius
+    return held, pairs, radius
 
 
 def _sums_by_step(matrices: Matrices) -> tuple[Tensor, Tensor]:

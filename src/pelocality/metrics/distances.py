@@ -11,7 +11,6 @@ from pelocality.metrics._by_position import (
     distances,
     offsets,
     profile,
-    row_blocks,
     row_sums,
     seen_keys,
     sum_over_keys,
@@ -22,6 +21,7 @@ from pelocality.metrics._by_position import (
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, map_with_visible
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
+from pelocality.metrics._row_pass import row_blocks
 
 Side = Literal["both", "past", "future"]
 

@@ -11,7 +11,6 @@ from pelocality._transforms import transformed
 from pelocality.metrics._by_position import (
     of_each_key,
     offsets,
-    row_blocks,
     seen_keys,
     sum_by,
     visible_counts,
@@ -27,6 +26,7 @@ from pelocality.metrics._inputs import (
 )
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
+from pelocality.metrics._row_pass import row_blocks
 
 
 def toeplitz_share(
