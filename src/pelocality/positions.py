@@ -1,9 +1,9 @@
 """Where queries and keys lie, if not one after the other on a line: a grid, time stamps, a graph, other keys."""
 
-import math
-from collections.abc import Callable
-from functools import cached_property
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,33 +16,15 @@ from pelocality._configuration import Configurable
 Floats = NDArray[Any]
 Integers = NDArray[np.int64]
 _CPU = torch.device("cpu")
+# Queries and keys that are looked at together, and those up to which what was found is kept: one number for each.
+_BLOCK, _KEPT = 2**19, 2**24
 
 
-class Axis(NamedTuple):
-    """Which places queries and keys have along an axis, of which a grid has few.
-
-    Attributes:
-        of_query: The number of each query's place along the axis, integers (m,).
-        of_key: The number of each key's place, or that of each place of keys, integers (n,).
-        numbers: A number for each place of queries and each place of keys, integers (x, y). None: places are evenly
-            spaced, and the number is that of the key's place minus that of the query's.
-    """
-
-    of_query: Integers
-    of_key: Integers
-    numbers: Integers | None
-
-    def at(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
-        """Return the number of each of these queries and each key, (rows, n), as an array or as ``read`` returns it."""
-        if self.numbers is None:
-            return read(self.of_key) - read(self.of_query[rows])[:, None]
-        return read(self.numbers[self.of_query[rows]])[:, read(self.of_key)]
-
-    def times(self, stride: int) -> Self:
-        """Return the axis with numbers that are a multiple of its own."""
-        if self.numbers is None:
-            return self._replace(of_query=self.of_query * stride, of_key=self.of_key * stride)
-        return self._replace(numbers=self.numbers * stride)
+@contextmanager
+def _outside_of_transforms() -> Iterator[None]:
+    """Compute what other computations may use, also if this one is without gradients or inside `torch.func`."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield
 
 
 def _read_as_tensor(name: str) -> Any:
@@ -106,6 +88,8 @@ class Positions(Configurable):
         >>> Positions.packed([0, 1, 2, 0, 1]).distance[2]
         tensor([2., 1., 0., inf, inf], dtype=torch.float64)
     """
+
+    _whole: tuple[Self, slice] | None = None  # the positions of which these are a part, and which part
 
     def __init__(
         self,
@@ -221,44 +205,19 @@ class Positions(Configurable):
         plain = self._queries is None and self._sequence is None and self.ring is None and not self.before
         return plain and self.has_directions and bool((np.diff(self._y[:, 0]) == 1).all())
 
-    # ---- distances, of each step: a displacement from a query to a key, of which a grid has few
+    # ---- some queries and all keys, on any device
 
-    def steps(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
-        """Return the number of the step from each of these queries to each key, (rows, n).
-
-        The last number is that of keys in other sequences.
-
-        Args:
-            rows: The queries.
-            device: Where the numbers are needed.
-        """
-        numbers: Tensor = self._numbers(rows, lambda array: as_tensor(array).to(device))
-        return numbers
-
-    def _numbers(self, rows: slice, read: Callable[[Integers], Any]) -> Any:
-        axes, vectors = self._steps
-        numbers = sum(axis.at(rows, read) for axis in axes)
-        if self._sequence is not None:
-            numbers[read(self._sequence[rows])[:, None] != read(self._sequence)] = len(vectors)
-        return numbers
-
-    @cached_property
-    def step_distance(self) -> Floats:
-        """The distance of each step, (t + 1,), equal where it is so up to the tolerance, infinite between sequences."""
-        _, vectors = self._steps
-        exact = np.linalg.norm(vectors, axis=-1) if vectors.shape[1] > 1 else abs(vectors[:, 0])
-        occurs = self.step_count[:-1] > 0
-        distance = np.append(exact.astype(float), np.inf)
+    def distances_of(self, rows: Any = slice(None), device: torch.device = _CPU) -> Tensor:
+        """Return the distance of each of these queries to each key, (rows, n), float64, infinite between sequences."""
         if self._distances is not None:
-            return distance
-        rounding = 8 * np.finfo(float).eps * float(exact[occurs].max(initial=0)) * (self.dimensions > 1)  # norms round
-        level, index = _levels(np.append(exact[occurs].astype(float), 0.0), max(self.tolerance, rounding))
-        distance[:-1][occurs] = level[index[:-1]]
-        return distance
+            return as_tensor(self._distances[rows]).to(device)
+        x, y = self._points(rows, device)
+        norm = min(2, self.dimensions)  # that of one coordinate is exact
+        distance = torch.cdist(x, y, norm, compute_mode="donot_use_mm_for_euclid_dist")
+        return self._in_sequences(distance, torch.inf, rows)
 
-    @cached_property
-    def step_offset(self) -> Floats:
-        """The signed distance of each step, (t + 1,), below 0 into the past.
+    def offsets_of(self, rows: Any = slice(None), device: torch.device = _CPU) -> Tensor:
+        """Return the signed distance of each of these queries to each key, (rows, n), below 0 into the past.
 
         Raises:
             ValueError: Several coordinates, or distances, which have no sign.
@@ -266,85 +225,9 @@ class Positions(Configurable):
         if not self.has_directions:
             advice = "give one coordinate, such as positions=grid.keys[:, :1] for the rows of a grid"
             raise ValueError(f"these positions have no past and no future, which this measures; {advice}")
-        distance = self.step_distance
-        return np.where(np.append(self._steps[1][:, 0] < 0, False), -distance, distance)
-
-    @cached_property
-    def step_count(self) -> Integers:
-        """How many queries and keys are a step apart, (t + 1,)."""
-        total = np.zeros(len(self._steps[1]) + 1, np.int64)
-        m, n = self.shape
-        size = max(1, max(2**19, len(total)) // n)
-        for rows in (slice(start, start + size) for start in range(0, m, size)):
-            total += np.bincount(self._numbers(rows, np.asarray).ravel(), minlength=len(total))
-        return total
-
-    @cached_property
-    def rings(self) -> tuple[Floats, Integers]:
-        """The distances that occur, from 0 on, (r,), and which of them each step has, (t + 1,), -1 for none."""
-        distance = self.step_distance
-        if self.ring is not None:
-            distance = np.floor(distance / self.ring + 0.5) * self.ring
-        distance = np.where(self.step_count > 0, distance, np.inf)
-        level, index = _levels(np.append(distance, 0.0), 0.0)  # the query itself is a ring, also without a key there
-        return level, index[:-1]
-
-    @property
-    def profile_distances(self) -> Tensor:
-        """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
-        radius = self.rings[0]
-        return as_tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
-
-    @cached_property
-    def step_profile(self) -> Integers:
-        """Which of the `profile_distances` each step has, (t + 1,), -1 for an infinite distance."""
-        radius, ring = self.rings
-        if not self.has_directions:
-            return self.rings[1]
-        signed = np.where(self.step_offset < 0, -ring, ring) + len(radius) - 1
-        return np.where(ring < 0, -1, signed)
-
-    @cached_property
-    def step_displacement(self) -> Integers:
-        """The number of each step's displacement, (t + 1,), from 0 on, -1 for an infinite distance.
-
-        Displacements are vectors; of positions that are distances, which have no direction, the distance. Vectors that
-        are equal up to the tolerance are one.
-        """
-        if self._keys is None:
-            return self.rings[1]
-        occurs = self.step_count[:-1] > 0
-        numbers = np.full(len(occurs) + 1, -1)
-        numbers[:-1][occurs] = _numbered(self._steps[1][occurs], self.tolerance)
-        return numbers
-
-    @cached_property
-    def has_infinite(self) -> bool:
-        """Whether any query and key are infinitely far apart."""
-        return bool(self.step_count[np.isinf(self.step_distance)].any())
-
-    @cached_property
-    def distance(self) -> Tensor:
-        """The distance of every query and key, (m, n), float64, on the CPU."""
-        return self._of_pairs(self.step_distance)
-
-    @cached_property
-    def offset(self) -> Tensor:
-        """The signed distance of every query and key, (m, n), below 0 for keys before the query."""
-        return self._of_pairs(self.step_offset)
-
-    @cached_property
-    def profile_index(self) -> Tensor:
-        """Which of the `profile_distances` each query and key has, (m, n), -1 for an infinite distance."""
-        return self._of_pairs(self.step_profile)
-
-    @cached_property
-    def displacements(self) -> Tensor:
-        """The `step_displacement` from each query to each key, (m, n), -1 for an infinite distance."""
-        return self._of_pairs(self.step_displacement)
-
-    def _of_pairs(self, table: Floats) -> Tensor:
-        return as_tensor(table[self._numbers(slice(None), np.asarray)])
+        x, y = self._points(rows, device)
+        offset = y.T - x
+        return self._in_sequences(offset.masked_fill_(offset.abs() <= self.tolerance, 0), torch.inf, rows)
 
     def later(self, rows: slice, device: torch.device = _CPU) -> Tensor | None:
         """Return which keys a causal mask hides from these queries, boolean (rows, n); None where no order is known.
@@ -355,77 +238,184 @@ class Positions(Configurable):
         if self._queries is None and m == n:
             i = torch.arange(n, device=device)
             return i > i[rows, None]
-        return as_tensor(self.step_offset > 0).to(device)[self.steps(rows, device)] if self.has_directions else None
+        return self.offsets_of(rows, device) > 0 if self.has_directions else None
+
+    def steps(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
+        """Return which of the `profile_distances` each of these queries and keys have, (rows, n).
+
+        An infinite distance has the number behind the last.
+        """
+        if self._whole is not None:
+            whole, chosen = self._whole
+            inside = range(*chosen.indices(whole.shape[0]))[rows]
+            return whole.steps(slice(inside.start, inside.stop), device)[:, chosen]
+        return self._kept(self._search_steps, rows, device)
+
+    def _search_steps(self, rows: Any, device: torch.device) -> Tensor:
+        offset = self.offsets_of(rows, device) if self.has_directions else self.distances_of(rows, device)
+        ring = _searched(as_tensor(self._rings[1]).to(device), offset.abs())
+        step = torch.where(offset < 0, -ring, ring) + self.here
+        return step.masked_fill_(offset == torch.inf, len(self.profile_distances))
+
+    @cached_property
+    @_outside_of_transforms()
+    def _rings(self) -> tuple[Floats, Floats]:
+        """The distances that occur, rounded to rings, from 0 on, (r,), and how far each but the last reaches."""
+        if self._whole is not None:
+            return self._whole[0]._rings
+        both_ways = self._queries is None and self._distances is None  # the way back is as long
+        blocks = (self.distances_of(rows)[:, rows.start * both_ways :] for rows in self._blocks())
+        itself = [0.0]  # which is a ring, also without a key there
+        exact = np.unique(np.concatenate([itself, *(np.unique(block) for block in blocks)]))
+        exact = exact[np.isfinite(exact)]
+        rounding = 8 * np.finfo(float).eps * exact[-1] if self.dimensions > 1 else 0.0  # norms round
+        tolerance = max(self.tolerance, rounding) if self.dimensions else 0.0
+        radius, index = _levels(exact, tolerance)
+        last = np.flatnonzero(np.diff(index))
+        ends = exact[last] + np.minimum(tolerance, exact[last + 1] - exact[last]) / 2
+        if self.ring is not None:
+            radius = np.floor(radius / self.ring + 0.5) * self.ring
+            radius, ends = np.unique(radius), ends[np.diff(radius) > 0]
+        return radius, ends
+
+    @property
+    def profile_distances(self) -> Tensor:
+        """The distances at which `distance_profile` is measured: signed, (2r - 1,), or without directions (r,)."""
+        radius = self._rings[0]
+        return as_tensor(np.concatenate([-radius[:0:-1], radius]) if self.has_directions else radius)
+
+    @property
+    def here(self) -> int:
+        """The number of distance 0 among the `profile_distances`."""
+        return len(self._rings[0]) - 1 if self.has_directions else 0
+
+    @cached_property
+    @_outside_of_transforms()
+    def step_count(self) -> Integers:
+        """How many queries and keys have each of the `profile_distances`, (t,)."""
+        size = len(self.profile_distances) + 1
+        counts = (np.bincount(self.steps(rows).numpy().ravel(), minlength=size)[:-1] for rows in self._blocks())
+        return np.asarray(sum(counts))
+
+    def displacements_of(self, rows: slice = slice(None), device: torch.device = _CPU) -> Tensor:
+        """Return the number of the displacement from each of these queries to each key, (rows, n).
+
+        Displacements are vectors; of positions that are distances, which have no direction, the distance. Vectors that
+        are equal up to the tolerance are one. An infinite distance has the number behind the last.
+        """
+        return (self.steps if self._vectors is None else partial(self._kept, self._search_vectors))(rows, device)
+
+    @property
+    def displacement_count(self) -> int:
+        """The number of different displacements."""
+        return len(self.profile_distances if self._vectors is None else self._vectors)
+
+    def _search_vectors(self, rows: slice, device: torch.device) -> Tensor:
+        assert self._vectors is not None
+        vectors, codes = as_tensor(self._vectors).to(device), self._coded_vectors(rows, device)
+        return torch.searchsorted(vectors, codes).masked_fill_(codes < 0, len(vectors))
+
+    @cached_property
+    @_outside_of_transforms()
+    def _vectors(self) -> Integers | None:
+        """The codes of the displacements that occur, rising; None where they are the `profile_distances`."""
+        if self.dimensions == 0 or (self.dimensions == 1 and self.ring is None):
+            return None
+        codes = np.unique(np.concatenate([np.unique(self._coded_vectors(rows)) for rows in self._blocks()]))
+        return codes[codes >= 0]
+
+    def _coded_vectors(self, rows: slice, device: torch.device = _CPU) -> Tensor:
+        """Return a code of the displacement from each of these queries to each key, (rows, n), -1 between sequences."""
+        code = torch.zeros((), dtype=torch.int64, device=device)
+        for axis, (of_query, of_key) in self._axes:  # which has few places on a grid
+            queries, place = np.unique(of_query[rows], return_inverse=True)
+            steps = axis._search_steps(queries, _CPU).numpy()
+            code = code * len(axis.profile_distances) + _table(steps, place, of_key, device)
+        return self._in_sequences(code, -1, rows)
+
+    @cached_property
+    def _axes(self) -> list[tuple[Self, tuple[Integers, Integers]]]:
+        """The places along each axis alone, and which of them queries and keys have."""
+        axes = []
+        for x, y in zip(self._x.T, self._y.T, strict=True):
+            (x, of_query), (y, of_key) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
+            axes.append((type(self)(y[:, None], x[:, None], tolerance=self.tolerance), (of_query, of_key)))
+        return axes
+
+    # ---- of all queries and keys
+
+    @property
+    def has_infinite(self) -> bool:
+        """Whether any query and key are infinitely far apart."""
+        several = self._sequence is not None and bool(self._sequence.any())
+        return several or (self._distances is not None and bool(np.isinf(self._distances).any()))
+
+    @property
+    def distance(self) -> Tensor:
+        """The distance of every query and key, (m, n), float64; numbers equal up to the tolerance are equal."""
+        if self.ring is not None:
+            return self.distances_of()
+        return torch.nn.functional.pad(self.profile_distances.abs(), (0, 1), value=torch.inf)[self.steps()]
 
     # ---- places
 
     @cached_property
-    def places(self) -> Tensor:
+    def places(self) -> Integers:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return as_tensor(self._places)
+        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
 
     @cached_property
     def has_own_places(self) -> bool:
         """Whether each key has a place of its own, in the order of the keys."""
-        return bool((np.diff(self._places) == 1).all()) and self._places[0] == 0
+        return np.array_equal(self.places, np.arange(self.shape[1]))
 
-    def opposites(self, rows: slice, device: torch.device = _CPU) -> Tensor:
-        """Return the place opposite of each place through each of these queries, (rows, places), -1 for none.
+    def pairs(self, rows: slice, device: torch.device = _CPU) -> Tensor:
+        """Return the places that lie opposite of each other through each of these queries, (rows, 2, pairs).
+
+        Each pair is there once; -1 fills up.
 
         Raises:
             ValueError: Distances, which have no opposite.
         """
-
-        def read(array: Integers) -> Tensor:
-            return as_tensor(array).to(device)
-
-        sequence_of_query, sequence_of_place, axes, tables = self._mirrors
-        query, place = read(sequence_of_query[rows])[:, None], read(sequence_of_place)
-        opposite = query.expand(-1, len(place))
-        for axis, table in zip(
-            axes, tables, strict=True
-        ):  # axis by axis, which places agree with the reflection so far
-            at = opposite * table.shape[1] + axis.at(rows, read)
-            opposite = read(table.ravel()).index_select(0, at.flatten()).reshape(at.shape)
-        return torch.where((query == place) & (opposite < len(place)), opposite, -1)
-
-    @cached_property
-    def _mirrors(self) -> tuple[Integers, Integers, list[Axis], list[Integers]]:
-        """The sequences of queries and places; for each axis, the place along it that lies opposite, and a table.
-
-        The table has the combination of a combination so far (or a sequence), and a place along the axis. Its last row
-        and its last number stand for none, and the last combinations are places.
-        """
         if self._keys is None:
             raise ValueError("positions given as distances have no opposite keys, which symmetry compares")
-        first = np.unique(self._places, return_index=True)[1]
-        place = self._y[first]
-        sequence = np.zeros(len(self._x), np.int64) if self._sequence is None else self._sequence
-        known = of_place = np.zeros(len(place), np.int64) if self._sequence is None else self._sequence[first]
-        axes, tables = [], []
-        for x, y in zip(self._x.T, place.T, strict=True):
-            if (even := _evenly_spaced(x, y, self.tolerance)) is not None:
-                of_query, level, _ = even
-                lowest = min(0, 2 * of_query.min() - level.max())
-                axes.append(Axis(lowest - 2 * of_query, -level, None))
-                level, levels = level - lowest, max(level.max(), 2 * of_query.max()) - lowest + 1
-            else:
-                values, level = _levels(y, self.tolerance)
-                (xs, at_x), (ys, at_y) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
-                axes.append(Axis(at_x, at_y, _nearest(values, 2 * xs[:, None] - ys, 4 * self.tolerance)))
-                levels = len(values) + 1
-            combined = np.unique(known * levels + level, return_inverse=True)[1]
-            if len(axes) == self.dimensions:
-                combined = np.arange(len(place))
-            table = np.full((known.max() + 2, levels), combined.max() + 1)
-            table[known, level] = combined
-            tables.append(table)
-            known = combined
-        return sequence, of_place, axes, tables
+        return self._kept(self._search_pairs, rows, device)
+
+    def _search_pairs(self, rows: slice, device: torch.device) -> Tensor:
+        key, *of_codes, axes = self._coded_places
+        code = torch.zeros((), dtype=torch.int64, device=device)
+        if self._sequence is not None:
+            code = as_tensor(self._sequence[rows, None]).to(device)
+        for x, (level, of_place) in zip(self._exact[0].T, axes, strict=True):
+            queries, of_query = np.unique(x[rows], return_inverse=True)
+            mirrored = 2 * queries[:, None] - level
+            near = np.searchsorted((level[1:] + level[:-1]) / 2, mirrored)
+            near = np.where(abs(level[near] - mirrored) <= 4 * self.tolerance, near, len(level))
+            code = code * (len(level) + 1) + _table(near, of_query, of_place, device)
+        codes, place = (as_tensor(each).to(device) for each in of_codes)
+        at = torch.searchsorted(codes, code).clamp_(max=len(codes) - 1)
+        opposite = self._in_sequences(torch.where(codes[at] == code, place[at], -1), -1, rows, key)
+        first = opposite > torch.arange(opposite.shape[1], device=device)  # each pair once
+        query, left = first.nonzero(as_tuple=True)
+        column = first.cumsum(-1)[query, left] - 1
+        pairs = opposite.new_full((len(opposite), 2, max(1, opposite.shape[1] // 2)), -1)
+        pairs[query, 0, column], pairs[query, 1, column] = left, opposite[query, left]
+        return pairs
+
+    @cached_property
+    def _coded_places(self) -> tuple[Integers, Integers, Integers, list[tuple[Floats, Integers]]]:
+        """A key at each place; the codes of places, rising, and whose they are; levels along each axis, and whose."""
+        key = np.unique(self.places, return_index=True)[1]
+        axes = [_levels(y, self.tolerance) for y in self._exact[1][key].T]
+        code = np.zeros(len(key), np.int64) if self._sequence is None else self._sequence[key]
+        for level, of_place in axes:
+            code = code * (len(level) + 1) + of_place
+        place = np.argsort(code)
+        return key, code[place], place, axes
 
     def order_of(self, which: str) -> Tensor:
         """Return the order of the "queries" or the "keys" along the line, (m,) or (n,); equal ones share a number."""
-        _ = self.offset  # refuses several coordinates
+        self.offsets_of(slice(0))  # refuses several coordinates
         return as_tensor(_levels((self._x if which == "queries" else self._y)[:, 0], self.tolerance)[1])
 
     @cached_property
@@ -444,9 +434,7 @@ class Positions(Configurable):
         else:
             sequence = None if self._sequence is None else self._sequence[chosen]
             part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
-        axes, vectors = self._steps
-        cut = [Axis(axis.of_query[chosen], axis.of_key[chosen], axis.numbers) for axis in axes]
-        vars(part).update(_steps=(cut, vectors), step_distance=self.step_distance, rings=self.rings)
+        part._whole = self, chosen
         return part
 
     # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
@@ -461,70 +449,56 @@ class Positions(Configurable):
         return self._y if self._queries is None else self._queries
 
     @cached_property
-    def _steps(self) -> tuple[list[Axis], Floats]:
-        """Axes whose numbers add up to that of a step, and the displacement of each step, (t, d)."""
+    def _exact(self) -> tuple[Floats, Floats]:
+        """The coordinates of queries and keys in float64, whole numbers from the first key on, which are exact."""
+        whole = self._x.dtype.kind == self._y.dtype.kind == "i"
+        x, y = ((each - self._y[0] * whole).astype(float) for each in (self._x, self._y))
+        return x, y
+
+    def _points(self, rows: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+        x, y = self._exact
+        return as_tensor(x[rows]).to(device), as_tensor(y).to(device)
+
+    def _in_sequences(self, values: Tensor, otherwise: float, rows: Any, keys: Any = slice(None)) -> Tensor:
+        """Return values of these queries and keys, and something else where these are of two sequences; in place."""
+        if self._sequence is None:
+            return values
+        query, key = (as_tensor(self._sequence[each]).to(values.device) for each in (rows, keys))
+        return values.masked_fill_(query[:, None] != key, otherwise)
+
+    def _blocks(self) -> list[slice]:
         m, n = self.shape
-        if self._distances is not None:
-            return [_every_pair(m, n)], self._distances.reshape(-1, 1)
-        counts = [(len(np.unique(x)), len(np.unique(y))) for x, y in zip(self._x.T, self._y.T, strict=True)]
-        # a number for each combination of the displacements along the axes, unless that is more than there are pairs
-        if self.dimensions == 1 or math.prod(of_x + of_y - 1 for of_x, of_y in counts) <= m * n:
-            axes = [_displacements(x, y, self.tolerance) for x, y in zip(self._x.T, self._y.T, strict=True)]
-            sizes = [len(values) for _, values in axes]
-            if math.prod(sizes) <= max(m * n, math.prod(2 * (of_x + of_y) for of_x, of_y in counts)):
-                strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-                vectors = np.stack(np.meshgrid(*(values for _, values in axes), indexing="ij"), -1)
-                numbered = [axis.times(stride) for (axis, _), stride in zip(axes, strides, strict=True)]
-                return numbered, vectors.reshape(-1, self.dimensions)
-        return [_every_pair(m, n)], (self._y - self._x[:, None]).reshape(m * n, -1)
+        size = max(1, _BLOCK // n)
+        return [slice(start, min(start + size, m)) for start in range(0, m, size)]
+
+    @_outside_of_transforms()
+    def _kept(self, of_rows: Callable[[slice, torch.device], Tensor], rows: slice, device: torch.device) -> Tensor:
+        """Return integers of these queries, which are computed once for all queries if these are few enough."""
+        m, n = self.shape
+        if m * n > _KEPT:
+            return of_rows(rows, device)
+        key = of_rows.__name__, device
+        if key not in self._of_all:
+            self._of_all[key] = torch.cat([of_rows(block, device).int() for block in self._blocks()])
+        return self._of_all[key][rows]
 
     @cached_property
-    def _places(self) -> Integers:
-        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
+    def _of_all(self) -> dict[tuple[str, torch.device], Tensor]:
+        return {}
 
 
-def _every_pair(m: int, n: int) -> Axis:
-    """Return an axis that numbers every query and key by itself."""
-    return Axis(np.arange(m), np.arange(n), np.arange(m * n).reshape(m, n))
+def _searched(ends: Tensor, values: Tensor) -> Tensor:
+    """Return how many of the rising ends are below each value."""
+    if len(ends) < 2**14:
+        return torch.searchsorted(ends, values)
+    ordered, order = values.flatten().sort()  # in a long table, near values are found much faster one after the other
+    return torch.empty_like(order).scatter_(0, order, torch.searchsorted(ends, ordered)).reshape(values.shape)
 
 
-def _displacements(x: Floats, y: Floats, tolerance: float) -> tuple[Axis, Floats]:
-    """Return the axis of coordinates of queries and of keys, and the displacement of each of its numbers."""
-    if (even := _evenly_spaced(x, y, tolerance)) is not None:
-        of_query, of_key, displacement = even
-        return Axis(of_query - of_query.max(), of_key, None), displacement
-    (xs, of_query), (ys, of_key) = np.unique(x, return_inverse=True), np.unique(y, return_inverse=True)
-    different, numbers = np.unique(ys - xs[:, None], return_inverse=True)
-    return Axis(of_query, of_key, numbers.reshape(len(xs), len(ys))), different
-
-
-def _evenly_spaced(x: Floats, y: Floats, tolerance: float) -> tuple[Integers, Integers, Floats] | None:
-    """Return coordinates as whole multiples, the first key 0, and every displacement, rising; None if they are uneven.
-
-    Multiples may be left out, but there are at most twice as many as coordinates.
-    """
-    places = np.unique(np.concatenate([x, y]))
-    x, y, between = x.astype(places.dtype), y.astype(places.dtype), np.diff(places)
-    between = between[between > tolerance]
-    exact = between.dtype.kind == "i"
-    unit = max(1, np.gcd.reduce(between, initial=0)) if exact else between.min(initial=np.inf)
-    if len(between) and (places[-1] - places[0]) / unit > 2 * len(between):
-        return None
-    of_query, of_key = (
-        (each - y.min()) // unit if exact else np.rint((each - y.min()) / unit).astype(np.int64) for each in (x, y)
-    )
-    size = of_key.max() - of_query.min() + of_query.max() + 1
-    if exact:
-        return of_query, of_key, (np.arange(size) - of_query.max()) * unit
-    least, most = np.full((2, size), np.inf)
-    for rows in (slice(start, start + 64) for start in range(0, len(x), 64)):
-        numbers, displacement = of_key - of_query[rows, None] + of_query.max(), y - x[rows, None]
-        np.minimum.at(least, numbers.ravel(), displacement.ravel())
-        np.minimum.at(most, numbers.ravel(), -displacement.ravel())
-    ends = np.stack([least, -most], 1)[np.isfinite(least)].ravel()  # the extremes of each number
-    if (np.diff(ends)[::2] > tolerance).any() or (np.diff(ends)[1::2] <= tolerance).any():
-        return None
-    return of_query, of_key, np.where(least > 0, least, np.where(most > 0, -most, 0.0))
+def _table(numbers: Integers, row: Integers, column: Integers, device: torch.device) -> Tensor:
+    """Return the numbers of these rows and columns."""
+    table, of_row, of_column = (as_tensor(each).to(device) for each in (numbers, row, column))
+    return table[of_row][:, of_column]
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
@@ -605,11 +579,3 @@ def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
         different, index = different[np.unique(level, return_index=True)[1]], level[index]
     levels[finite] = index
     return different, levels
-
-
-def _nearest(levels: Floats, values: Floats, tolerance: float) -> Integers:
-    """Return which of the rising levels each value is, their number for none."""
-    after = np.searchsorted(levels, values).clip(max=len(levels) - 1)
-    before = (after - 1).clip(min=0)
-    index = np.where(np.abs(levels[before] - values) < np.abs(levels[after] - values), before, after)
-    return np.where(np.abs(levels[index] - values) <= tolerance, index, len(levels))

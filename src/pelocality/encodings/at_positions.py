@@ -11,7 +11,7 @@ from pelocality.encodings.base import Encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.encodings.buckets import T5Buckets
 from pelocality.encodings.distance_table import DistanceTable
-from pelocality.positions import Positions, as_tensor
+from pelocality.positions import Positions
 
 
 class _PlacedEncoding(Encoding):
@@ -98,17 +98,14 @@ class PositionedEncoding(_PlacedEncoding):
         return self.encoding.at(self.get_buffer("_distance").to(self.working_dtype)).to(self.working_dtype)
 
     def _is_symmetric(self) -> bool:
-        distance = as_tensor(self.positions.rings[0]).to(self.working_dtype).to(self.device)
+        distance = self.positions.profile_distances.abs().to(self.working_dtype).to(self.device)
         one, other = self.encoding.at(distance), self.encoding.at(-distance)
         return one.is_meta or torch.equal(one, other)
 
 
 def _signed_distances(positions: Positions) -> Tensor:
     """Return the distances at which an encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
-    if positions.ring is not None:
-        return positions.profile_distances[positions.profile_index.clamp(min=0)]
-    exact = positions.offset if positions.has_directions else positions.distance
-    return torch.where(exact.isinf(), 0.0, exact)
+    return nn.functional.pad(positions.profile_distances, (0, 1))[positions.steps()]
 
 
 class DisplacementTable(_PlacedEncoding):
@@ -128,7 +125,7 @@ class DisplacementTable(_PlacedEncoding):
 
     Attributes:
         values: The numbers, (heads or 1, displacements), initially 0; their order is that of
-            ``Positions.displacements``.
+            ``Positions.displacements_of``.
 
     Raises:
         TypeError: An argument of the wrong type.
@@ -150,8 +147,10 @@ class DisplacementTable(_PlacedEncoding):
         super().__init__(heads, positions, causal)
         self.shared, self.learnable = flag("shared", shared), flag("learnable", learnable)
         self.values: Tensor
-        self.register_buffer("_index", self.positions.displacements.clamp(min=0), persistent=False)
-        values = torch.zeros(1 if shared else heads, int(self.positions.displacements.max()) + 1)
+        size = self.positions.displacement_count
+        index = self.positions.displacements_of().long().clamp(max=size - 1)
+        self.register_buffer("_index", index, persistent=False)
+        values = torch.zeros(1 if shared else heads, size)
         if learnable:
             self.values = nn.Parameter(values)
         else:

@@ -4,16 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, is_causal
-from pelocality.metrics._ratio import ratio
 from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_blocks, row_statistics
 from pelocality.metrics._tolerance import Tolerance, check_rows, row_faults
 from pelocality.positions import Positions, as_tensor
@@ -41,24 +38,17 @@ def _compare(
     weights: Tensor, positions: Positions, rows: slice, tolerance: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return irregularity, difference, paired mass and number of pairs of rows, from the mean weight of each place."""
-    opposite, tolerance = positions.opposites(rows, weights.device), tolerance.of_rows(weights)  # (rows, places)
+    pairs, tolerance = positions.pairs(rows, weights.device), tolerance.of_rows(weights)
     if not positions.has_own_places:
-        places = positions.places.to(weights.device)
-        here = weights.new_zeros(*weights.shape[:-1], opposite.shape[1])
-        weights = here.scatter_add(-1, places.expand(weights.shape), weights) / places.bincount()
-    first = opposite > torch.arange(opposite.shape[1], device=weights.device)  # each pair once
-    numbers = first.sum(-1)
-    query, place = first.nonzero(as_tuple=True)
-    column = torch.arange(len(query), device=weights.device) - (numbers.cumsum(0) - numbers)[query]
-    exists = torch.arange(max(1, int(numbers.max())), device=weights.device) < numbers[:, None]
-
-    def weights_of(chosen: Tensor) -> Tensor:
-        by_query = torch.zeros_like(exists, dtype=torch.int64)
-        by_query[query, column] = chosen
-        return torch.where(exists, weights.gather(-1, by_query.expand(len(weights), -1, -1)), 0)
-
-    left, right = weights_of(place), weights_of(opposite[query, place])
-    return *compare_pairs(left, right, exists, tolerance), numbers
+        place = as_tensor(positions.places).to(weights.device)
+        here = weights.new_zeros(*weights.shape[:-1], int(place.max()) + 1)
+        weights = here.scatter_add(-1, place.expand(weights.shape), weights) / place.bincount()
+    numbers = (pairs[:, 0] >= 0).sum(-1)
+    left, right = pairs[..., : max(1, int(numbers.max()))].long().unbind(1)  # (rows, pairs)
+    exists = left >= 0
+    places = torch.stack([left, right]).clamp(min=0)[:, None].expand(-1, len(weights), -1, -1)
+    at_left, at_right = (torch.where(exists, weights.gather(-1, each), 0) for each in places)
+    return *compare_pairs(at_left, at_right, exists, tolerance), numbers
 
 
 def _sides(matrices: Matrices) -> Tensor:
@@ -90,107 +80,87 @@ def weights_by_position(matrices: Matrices) -> Tensor:
 
 def distances(matrices: Matrices, rows: slice) -> Tensor:
     """Return the distance of these queries and every key, (rows, n), in the precision of the sums."""
-    dtype = torch.promote_types(matrices.weights.dtype, torch.float32)
-    if matrices.positions is None:
-        return offsets(matrices, rows).abs().to(dtype)
-    return at_steps(matrices, matrices.positions.step_distance, rows).to(dtype)
+    weights, positions = matrices.weights, matrices.positions
+    apart = offsets(matrices, rows).abs() if positions is None else positions.distances_of(rows, weights.device)
+    return apart.to(torch.promote_types(weights.dtype, torch.float32))
 
 
 def offsets(matrices: Matrices, rows: slice) -> Tensor:
     """Return the signed distance of these queries and every key, (rows, n), below 0 for keys before the query."""
     if matrices.positions is not None:
-        return at_steps(matrices, matrices.positions.step_offset, rows)
+        return matrices.positions.offsets_of(rows, matrices.weights.device)
     i = torch.arange(matrices.weights.shape[-1], device=matrices.weights.device)
     return i - i[rows, None]
 
 
-def at_steps(matrices: Matrices, table: NDArray[Any], rows: slice) -> Tensor:
-    """Return what a table (t + 1,) has for the step from each of these queries to each key, (rows, n)."""
-    assert matrices.positions is not None
-    numbers = matrices.positions.steps(rows, matrices.weights.device)
-    return as_tensor(table).to(numbers.device).index_select(0, numbers.flatten()).reshape(numbers.shape)
-
-
 def profile(matrices: Matrices) -> Tensor:
     """Return the mean attention at each distance, as `distance_profile` names it, in float64."""
+    sums, counts = _sums_by_step(matrices)
+    return sums / counts  # NaN where no pair is left
+
+
+def sums_by_ring(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor, Tensor]:
+    """Return the attention at each unsigned distance of one or both sides, its pairs of tokens, and the distances.
+
+    Returns:
+        (batch, r) and (r,) in float64, and (r,).
+    """
+    positions, (sums, counts) = matrices.positions, _sums_by_step(matrices)
+    assert positions is not None
+    if side != "both":
+        offsets(matrices, slice(0))  # refuses positions without directions
+    radius = positions.profile_distances[positions.here :].to(sums.device)
+    ring = (torch.arange(len(counts), device=sums.device) - positions.here).abs()
+    chosen = {"both": slice(None), "past": slice(positions.here), "future": slice(positions.here + 1, None)}[side]
+    held, pairs = (
+        each.new_zeros(*each.shape[:-1], len(radius)).index_add(-1, ring[chosen], each[..., chosen])
+        for each in (sums, counts)
+    )
+    return held, pairs, radius
+
+
+def _sums_by_step(matrices: Matrices) -> tuple[Tensor, Tensor]:
+    """Return the attention at each signed distance, (batch, t), and the number of its pairs, (t,), in float64."""
     positions, weights = matrices.positions, weights_by_position(matrices)
     if positions is None:
-        return mean_by(matrices, None, weights)
-    return mean_by(matrices, positions.step_profile, weights, len(positions.profile_distances))
-
-
-def ring_means(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor]:
-    """Return the mean attention at each unsigned distance of one or both sides, (batch, r), and the distances (r,)."""
-    assert matrices.positions is not None
-    radius, ring = matrices.positions.rings
-    if side != "both":
-        offset = matrices.positions.step_offset
-        ring = np.where(offset < 0 if side == "past" else (offset > 0) & np.isfinite(offset), ring, -1)
-    means = mean_by(matrices, ring, weights_by_position(matrices), len(radius))
-    return means, as_tensor(radius).to(means.device)
-
-
-def rows_by_ring(matrices: Matrices, rows: slice) -> tuple[Tensor, Tensor]:
-    """Return the ring of each key around these queries, (rows, n), 0 for an infinite distance, and the radii (r,)."""
-    device = matrices.weights.device
-    if matrices.positions is None:
-        return offsets(matrices, rows).abs(), torch.arange(matrices.weights.shape[-1], device=device)
-    radius, ring = matrices.positions.rings
-    return at_steps(matrices, ring.clip(min=0), rows), as_tensor(radius).to(device)
-
-
-def mean_by(matrices: Matrices, group: NDArray[Any] | None, weights: Tensor, groups: int | None = None) -> Tensor:
-    """Return the mean weight of each group of steps, (batch, groups), float64, NaN for an empty one.
-
-    Args:
-        matrices: Whose positions have the steps.
-        group: The group of each step, (t + 1,), -1 for none; None: on a line, each diagonal.
-        weights: (batch, m, n).
-        groups: The number of groups; None: as many as there are.
-    """
-    if group is None:
         n = weights.shape[-1]
-        numbers = n - torch.arange(1 - n, n, device=weights.device).abs()
-        return diagonal_sums(weights, torch.float64) / numbers
-    assert matrices.positions is not None
-    sums = sum_by(matrices, group, lambda rows: weights[:, rows], groups)
-    pairs = np.zeros(sums.shape[-1] + 1, np.int64)
-    np.add.at(pairs, group, matrices.positions.step_count)  # the last are those of no group
-    return ratio(sums, as_tensor(pairs[:-1]).to(weights.device), torch.nan)
+        return diagonal_sums(weights, torch.float64), n - torch.arange(1 - n, n, device=weights.device).abs().double()
+    group = partial(positions.steps, device=weights.device)
+    sums = sum_by(matrices, group, lambda rows: weights[:, rows], len(positions.step_count))
+    return sums, as_tensor(positions.step_count).to(weights.device, torch.float64)
 
 
 def sum_by(
-    matrices: Matrices, group: NDArray[Any] | None, values: Callable[[slice], Tensor], groups: int | None = None
+    matrices: Matrices, group: Callable[[slice], Tensor] | None, values: Callable[[slice], Tensor], groups: int = 0
 ) -> Tensor:
-    """Return the sum over each group of steps, (batch, groups), float64.
+    """Return the sum over each group of queries and keys, (batch, groups), float64.
 
     Args:
-        matrices: As for `mean_by`.
-        group: As for `mean_by`.
+        matrices: Of which the rows are.
+        group: The group of some queries and each key, (rows, n), their number for none. None: on a line, each diagonal.
         values: What is summed, (batch, rows, n), of some queries.
-        groups: As for `mean_by`.
+        groups: The number of groups.
     """
     blocks = row_blocks(matrices.weights)
     if group is None:
         n = matrices.weights.shape[-1]
         parts = [(rows, diagonal_sums(values(rows), torch.float64)) for rows in blocks]
         return torch.stack([pad(part, (n - rows.stop, rows.start)) for rows, part in parts]).sum(0)
-    groups = int(group.max()) + 1 if groups is None else groups
-    group, sums = np.where(group >= 0, group, groups), None
+    sums = None
     for rows in blocks:
         part = values(rows).flatten(1).double()
         sums = part.new_zeros(len(part), groups + 1) if sums is None else sums
-        sums.scatter_add_(-1, at_steps(matrices, group, rows).flatten().expand(part.shape), part)
+        sums.scatter_add_(-1, group(rows).long().flatten().expand(part.shape), part)
     assert sums is not None
     return sums[:, :groups]
 
 
-def of_each_key(matrices: Matrices, group: NDArray[Any] | None, values: Tensor, rows: slice) -> Tensor:
+def of_each_key(matrices: Matrices, group: Callable[[slice], Tensor] | None, values: Tensor, rows: slice) -> Tensor:
     """Return the number of each group, (batch, groups), where its queries and keys are, (batch, rows, n)."""
     if group is None:
         n = matrices.weights.shape[-1]
         return values.unfold(-1, n, 1)[:, n - rows.stop : n - rows.start].flip(1)
-    numbers = at_steps(matrices, group.clip(min=0), rows)
+    numbers = group(rows).clamp(max=values.shape[-1] - 1)
     return values.index_select(1, numbers.flatten()).reshape(len(values), *numbers.shape)
 
 

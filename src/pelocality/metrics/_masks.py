@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import HIDDEN, check_unmasked, count
+from pelocality.metrics._row_pass import row_blocks
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 
 Mask = Tensor | np.ndarray | Sequence[Any]
@@ -102,6 +103,6 @@ def is_causal(weights: Tensor, later: Tensor) -> Tensor:
     """Return which matrices (batch, m, n) have no weight on later keys, boolean (m, n); none if no key is later."""
     causal = (weights[:, 0] * later[0] == 0).all(-1) & later.any()
     if bool(causal.any()):  # the first row decides nearly always; only then look at the whole
-        for rows in range(0, weights.shape[-2], 64):
-            causal &= ~((weights[:, rows : rows + 64] > 0) & later[rows : rows + 64]).flatten(1).any(1)
+        for rows in row_blocks(weights):
+            causal &= ~((weights[:, rows] > 0) & later[rows]).flatten(1).any(1)
     return causal

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _EMPTY = torch.empty(0)
 _ENGINES = {"cpu": "numba", "cuda": "triton"}
 # Weights that the formula is given at a time: about the size of a core's cache, or enough to occupy a GPU.
-_BLOCK, _BLOCK_OF_GPU = 2**19, 2**23
+_BLOCK, _BLOCK_OF_GPU = 2**19, 2**26
 
 
 class RowStatistics(NamedTuple):

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, validated_weights
 from pelocality.metrics._masks import Mask
@@ -50,11 +49,9 @@ def diagonality(
     def kernel(matrices: Matrices) -> Tensor:
         weights = validated_weights(matrices.weights)
         exact = _in_order(weights.double(), matrices.positions)
-        # sums are shifted by one: subtracting the entry itself would lose the digits of sums behind a sink
-        before = pad(exact.cumsum(-2)[..., :-1, :], (0, 0, 1, 0))  # attention of all earlier queries, by key
-        left = pad(before.cumsum(-1)[..., :-1], (1, 0))
-        right = pad(before.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
-        concordant, discordant = ((exact * side).sum((-1, -2)) for side in (left, right))
+        later, before = exact[:, 1:], exact.cumsum(-2)[:, :-1]  # a query, and the attention of all earlier ones, by key
+        concordant = (later[..., 1:] * before.cumsum(-1)[..., :-1]).sum((-1, -2))
+        discordant = (before[..., 1:] * later.cumsum(-1)[..., :-1]).sum((-1, -2))
         return ratio(concordant - discordant, concordant + discordant, torch.nan).to(weights.dtype)
 
     return map_matrices(attention, kernel, positions, mask, without_first, any_shape=True)

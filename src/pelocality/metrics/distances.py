@@ -11,20 +11,17 @@ from pelocality.metrics._by_position import (
     distances,
     offsets,
     profile,
-    ring_means,
-    row_blocks,
     row_sums,
-    rows_by_ring,
     seen_keys,
-    sum_by,
     sum_over_keys,
+    sums_by_ring,
     visible_counts,
     weights_by_position,
 )
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, map_with_visible
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
-from pelocality.positions import as_tensor
+from pelocality.metrics._row_pass import row_blocks
 
 Side = Literal["both", "past", "future"]
 
@@ -329,9 +326,8 @@ def window(
             return _window_of_rows(matrices, share)
         if matrices.positions is None:
             return window_of_profile(profile(matrices), share)
-        weights, (radius, ring) = weights_by_position(matrices), matrices.positions.rings
-        mass = sum_by(matrices, ring, lambda block: weights[:, block], len(radius))
-        return as_tensor(radius).to(mass.device)[narrowest(mass, share)]
+        mass, _, radius = sums_by_ring(matrices)
+        return radius[narrowest(mass, share)]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
@@ -339,9 +335,16 @@ def window(
 def _window_of_rows(matrices: Matrices, share: float) -> Tensor:
     """Return `window` of every query, (batch, m)."""
     weights, windows = weights_by_position(matrices), []
+    positions, device = matrices.positions, weights.device
+    n = weights.shape[-1]
+    radius = (
+        torch.arange(n, device=device)
+        if positions is None
+        else positions.profile_distances[positions.here :].to(device)
+    )
     for rows in row_blocks(weights):
-        ring, radius = rows_by_ring(matrices, rows)
-        part = weights[:, rows].double()
+        step = offsets(matrices, rows) if positions is None else positions.steps(rows, device).long() - positions.here
+        ring, part = step.abs().clamp(max=len(radius) - 1), weights[:, rows].double()  # no weight is infinitely far
         by_ring = part.new_zeros(*part.shape[:-1], len(radius)).scatter_add(-1, ring.expand(part.shape), part)
         windows.append(radius.double()[narrowest(by_ring, share)])
     return torch.cat(windows, -1)
@@ -413,8 +416,8 @@ def half_life(
         dtype = torch.float64 if bare_float64 else matrices.precision
         if matrices.positions is None:
             return half_life_of_profile(profile(matrices), side, dtype)
-        means, radius = ring_means(matrices, side)
-        return _half_life(means[..., 1:].nan_to_num(), radius[1:], dtype)
+        sums, counts, radius = sums_by_ring(matrices, side)
+        return _half_life(ratio(sums, counts)[..., 1:], radius[1:], dtype)
 
     check_choice("side", side, ("both", "past", "future"))
     return map_matrices(attention, kernel, positions, mask, without_first)

@@ -1,18 +1,16 @@
 """Metrics of the kind of matrix: Toeplitz, monotone in distance, concentrated, with a sink; `crop` leaves one out."""
 
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pelocality._checks import count
 from pelocality._transforms import transformed
 from pelocality.metrics._by_position import (
-    at_steps,
     of_each_key,
     offsets,
-    row_blocks,
     seen_keys,
     sum_by,
     visible_counts,
@@ -28,6 +26,7 @@ from pelocality.metrics._inputs import (
 )
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
+from pelocality.metrics._row_pass import row_blocks
 
 
 def toeplitz_share(
@@ -78,29 +77,28 @@ def toeplitz_share(
 
     def kernel(matrices: Matrices) -> Tensor:
         weights, seen = weights_by_position(matrices), seen_keys(matrices)
-        positions, group = matrices.positions, None
+        positions, n, group, groups = matrices.positions, weights.shape[-1], None, 0
         if positions is not None:
             rounded = positions.ring is not None and positions.has_directions
-            group = positions.step_profile if rounded else positions.step_displacement
-        n = weights.shape[-1]
+            group = partial(positions.steps if rounded else positions.displacements_of, device=weights.device)
+            groups = len(positions.profile_distances) if rounded else positions.displacement_count
 
         def values(rows: slice) -> Tensor:
             inside = seen(rows)
             return torch.cat([weights[:, rows] * inside, inside.to(weights.dtype)])
 
-        sums = sum_by(matrices, group, values)
+        sums = sum_by(matrices, group, values, groups)
         sums, counts = sums[: len(weights)], sums[len(weights) :]
-        mean = (sums.sum(-1) / counts.sum(-1)).to(weights.dtype)[:, None, None]
-        profile = ratio(sums, counts).to(weights.dtype)
-        within = total = weights.new_zeros(len(weights), dtype=torch.float64)
+        mean, profile = sums.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True), ratio(sums, counts)
+        between = (counts * (profile - mean).square()).sum(-1)
+        within = torch.zeros_like(between)
         for rows in row_blocks(weights):
-            part, inside = weights[:, rows], seen(rows)
-            expected = of_each_key(matrices, group, profile, rows)
-            within = within + ((part - expected) * inside).square().sum((-1, -2))
-            total = total + ((part - mean) * inside).square().sum((-1, -2))
-        within, total = within.to(weights.dtype), total.to(weights.dtype)
-        rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0, 0]) ** 2  # a few eps in each weight
-        return torch.where(total <= rounding, 1, 1 - within / torch.where(total <= rounding, 1, total))
+            expected = of_each_key(matrices, group, profile.to(weights.dtype), rows)
+            within = within + ((weights[:, rows] - expected) * seen(rows)).square().sum((-1, -2))
+        total = within + between
+        rounding = (16 * n * torch.finfo(weights.dtype).eps * mean[:, 0]) ** 2  # a few eps in each weight
+        share = torch.where(total <= rounding, 1, between / torch.where(total <= rounding, 1, total))
+        return share.to(weights.dtype)
 
     return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 
@@ -161,21 +159,21 @@ def monotonicity(
 def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
     """Return `monotonicity` from one ring of keys around a query to the next one, (batch, 2) or (batch, 1)."""
     assert matrices.positions is not None
-    signs = (-1, 1) if matrices.positions.has_directions else (None,)
+    signs = (-1, 1) if matrices.positions.has_directions else (1,)
     return torch.stack([_side_by_ring(matrices, weights, sign) for sign in signs], -1).to(weights.dtype)
 
 
-def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int | None) -> Tensor:
-    """Return `monotonicity` of the past (-1), the future (1) or all keys (None), (batch,)."""
+def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int) -> Tensor:
+    """Return `monotonicity` of the past (-1), or of the future or all keys (1), (batch,)."""
     positions = matrices.positions
     assert positions is not None
-    ring_of_step = positions.rings[1]
-    if sign is not None:
-        ring_of_step = np.where(positions.step_offset * sign >= 0, ring_of_step, -1)
     rising = mass_beyond = weights.new_zeros(len(weights), dtype=torch.float64)
     followed = torch.zeros((), dtype=torch.int64, device=weights.device)
     for rows in row_blocks(weights):
-        ring = at_steps(matrices, ring_of_step, rows)
+        step = positions.steps(rows, weights.device).long() - positions.here
+        ring = torch.where(step < len(positions.profile_distances) - positions.here, step.abs(), -1)
+        if positions.has_directions:
+            ring = ring.masked_fill(offsets(matrices, rows) * sign < 0, -1)
         inside, ring = (ring >= 0).double(), _compressed(ring, weights.shape[-1]).clamp(min=0)
         numbers = inside.new_zeros(len(ring), int(ring.max()) + 1).scatter_add(-1, ring, inside)
         part = weights[:, rows] * inside
