@@ -120,12 +120,8 @@ class Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
-        there = arguments and isinstance(arguments[0], Tensor) and arguments[0].device.type == DEVICE
-        if (
-            there
-            and not isinstance(result, tuple | list)
-            and getattr(result, "device", torch.device("cpu")).type == "cpu"
-        ):
+        devices = [each.device.type if isinstance(each, Tensor) else "cpu" for each in (*arguments[:1], result)]
+        if devices == [DEVICE, "cpu"] and not isinstance(result, tuple | list):
             self.names.append(function.name())
         return result
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from pelocality._transforms import transformed
 from pelocality.metrics._tolerance import Tolerance, row_faults
@@ -97,30 +96,32 @@ def row_statistics(
     settings = first, pairs, tolerance or Tolerance.for_dtype(rows.dtype)
     if transformed(rows):
         return RowStatistics(row_formula(rows, *settings))
-    engine = _engine(rows.device.type)
-    if engine is None:
-        return RowStatistics(_formula_in_blocks(rows, *settings))
-    return RowStatistics(_ByEngine.apply(rows, engine, *settings))  # type: ignore[no-untyped-call]
+    if (engine := _engine(rows.device.type)) is not None:
+        return RowStatistics(_Pass.apply(rows, engine, *settings))  # type: ignore[no-untyped-call]
+    blocks = row_blocks(rows)
+    parts = zip(blocks, torch.split(rows, blocks[0].stop, 1), strict=True)  # whose gradients are joined by one copy
+    measured = [_Pass.apply(part, None, first + block.start, *settings[1:]) for block, part in parts]  # type: ignore[no-untyped-call]
+    return RowStatistics(torch.cat(measured, -1))
 
 
 @functools.cache
 def _engine(device: str) -> Any:
     """Return the module that measures rows on a type of device and computes their gradient; None: the formula does."""
+    if device not in _ENGINES:
+        return None
     try:
-        return (
-            importlib.import_module(f"pelocality.metrics._row_pass_{_ENGINES[device]}") if device in _ENGINES else None
-        )
+        return importlib.import_module(f"pelocality.metrics._row_pass_{_ENGINES[device]}")
     except Exception as error:  # numba cannot write its cache or does not fit numpy, or there is no triton
         logger.warning("%s cannot be used, metrics are computed in torch: %s", _ENGINES[device], error)
         return None
 
 
-class _ByEngine(torch.autograd.Function):
-    """The numbers of a row pass, with the gradient by its engine, and further derivatives by the formula."""
+class _Pass(torch.autograd.Function):
+    """The numbers of rows by an engine or the formula, with the gradient, which the formula computes anew."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, engine: Any, *settings: Any) -> Tensor:
-        numbers: Tensor = engine.measure_rows(rows, *settings)
+        numbers: Tensor = engine.measure_rows(rows, *settings) if engine else row_formula(rows, *settings)
         ctx.save_for_backward(rows, numbers)
         ctx.engine, ctx.settings = engine, settings
         return numbers
@@ -128,12 +129,12 @@ class _ByEngine(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
         rows, numbers = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True
-            again = _formula_in_blocks(rows, *ctx.settings)
-            (of_rows,) = torch.autograd.grad(again, rows, gradients, create_graph=True)
-        else:
-            of_rows = ctx.engine.row_gradient(rows, gradients, numbers, *ctx.settings)
-        return of_rows, None, None, None, None
+        further = torch.is_grad_enabled()  # create_graph=True
+        if ctx.engine and not further:
+            return ctx.engine.row_gradient(rows, gradients, numbers, *ctx.settings), None, None, None, None
+        with torch.enable_grad():
+            again = row_formula(rows, *ctx.settings)
+        return *torch.autograd.grad(again, rows, gradients, create_graph=further), None, None, None, None
 
 
 def row_blocks(rows: Tensor) -> list[slice]:
@@ -141,16 +142,6 @@ def row_blocks(rows: Tensor) -> list[slice]:
     batch, height, n = rows.shape
     size = max(1, (_BLOCK if rows.device.type == "cpu" else _BLOCK_OF_GPU) // max(1, batch * n))
     return [slice(start, min(start + size, height)) for start in range(0, height, size)]
-
-
-def _formula_in_blocks(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> Tensor:
-    """Return what `row_formula` does, in the memory of one block: a gradient computes what it needs again."""
-    blocks = row_blocks(rows)
-    measured = [
-        checkpoint(row_formula, part, first + block.start, pairs, tolerance, use_reentrant=False)
-        for part, block in zip(rows.split(blocks[0].stop, 1), blocks, strict=True)
-    ]
-    return torch.cat(measured, -1)
 
 
 def row_formula(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> Tensor:
@@ -168,8 +159,8 @@ def row_formula(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> 
     columns = (each.clamp(0, n - 1).expand(*weights.shape[:-1], -1) for each in (i - k, i + k))
     left, right = (torch.where(exists, weights.gather(-1, column), 0) for column in columns)  # (batch, rows, pairs)
     compared = compare_pairs(left, right, exists, tolerance.of_rows(weights))
-    sides = (side(weights.detach()).sum(-1) for side in (lambda a: a.tril(first - 1), lambda a: a.triu(first + 1)))
-    return torch.stack([faults, locality, *compared, *sides])
+    before, behind = (side.detach().sum(-1) for side in (weights.tril(first - 1), weights.triu(first + 1)))
+    return torch.stack([faults, locality, *compared, before, behind])
 
 
 def compare_pairs(left: Tensor, right: Tensor, exists: Tensor, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:

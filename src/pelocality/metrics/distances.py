@@ -12,7 +12,6 @@ from pelocality.metrics._by_position import (
     offsets,
     profile,
     ring_means,
-    row_blocks,
     row_sums,
     rows_by_ring,
     seen_keys,
@@ -24,6 +23,7 @@ from pelocality.metrics._by_position import (
 from pelocality.metrics._inputs import Attention, Matrices, PositionsLike, map_matrices, map_with_visible
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
+from pelocality.metrics._row_pass import row_blocks
 from pelocality.positions import as_tensor
 
 Side = Literal["both", "past", "future"]

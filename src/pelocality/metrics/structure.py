@@ -12,7 +12,6 @@ from pelocality.metrics._by_position import (
     at_steps,
     of_each_key,
     offsets,
-    row_blocks,
     seen_keys,
     sum_by,
     visible_counts,
@@ -28,6 +27,7 @@ from pelocality.metrics._inputs import (
 )
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
+from pelocality.metrics._row_pass import row_blocks
 
 
 def toeplitz_share(
