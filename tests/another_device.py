@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pelocality import metrics
 from pelocality.encodings import (
@@ -108,6 +109,29 @@ def test_metrics(name):
 def test_metrics_of_many_positions(dtype):
     attention = random_attention(3, 200, 200, dtype=dtype)
     assert_same(metrics.measure(moved(attention)), metrics.measure(attention), rtol=0, atol=1e-5)
+
+
+class Reads(TorchDispatchMode):
+    """Collects the operations that read numbers of the other device, and so wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        devices = [each.device.type if isinstance(each, Tensor) else "cpu" for each in (*arguments[:1], result)]
+        if devices == [DEVICE, "cpu"] and not isinstance(result, tuple | list):
+            self.names.append(function.name())
+        return result
+
+
+@pytest.mark.parametrize("metric", [metrics.locality, metrics.symmetry, metrics.measure, metrics.relative_asymmetry])
+def test_metrics_read_sums_and_corners_alone(metric):
+    attention = moved(random_attention(2, 3, N, N))
+    with Reads() as reads:
+        metric(attention)
+    assert reads.names == ["aten::_to_copy"] * 2
 
 
 def test_gradients_of_metrics():

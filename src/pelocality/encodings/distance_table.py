@@ -11,7 +11,7 @@ from pelocality.encodings._checks import PerHead, per_head
 from pelocality.encodings.base_relative import RelativeEncoding
 from pelocality.metrics import crop
 from pelocality.metrics._by_position import past_only
-from pelocality.metrics._inputs import Attention, Matrices, Readings
+from pelocality.metrics._inputs import Attention, Matrices
 
 
 class DistanceTable(RelativeEncoding):
@@ -175,7 +175,7 @@ class DistanceTable(RelativeEncoding):
         if causal is None and hasattr(attention, "visible") and attention.visible is None:
             causal = False
         causal = None if causal is None else flag("causal", causal)
-        causal = bool(past_only(Matrices(inner.flatten(0, 1), None, Readings(), causal=causal)).all())
+        causal = bool(past_only(Matrices(inner.flatten(0, 1), None, causal=causal)).all())
         if causal:
             values = values[..., :n].flip(-1)  # distances from 0 on
         values = values - values.mean(-1, keepdim=True)

@@ -12,26 +12,27 @@ from pelocality._toeplitz import diagonal_sums
 from pelocality.metrics._inputs import Matrices, validated_weights
 from pelocality.metrics._masks import check_hidden_keys, is_causal
 from pelocality.metrics._row_pass import RowStatistics, compare_pairs, row_blocks, row_statistics
-from pelocality.metrics._tolerance import Tolerance, check_rows, row_faults
+from pelocality.metrics._tolerance import Tolerance, check_rows
 from pelocality.positions import Positions, as_tensor
 
 
 def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: bool = True) -> RowStatistics:
-    """Return the sums over every row of weights, which are validated at the end; ``pairs`` compares opposite keys."""
+    """Return the sums over every row of weights, which are validated; ``pairs`` compares opposite keys."""
     positions, flat = matrices.positions, matrices.weights
     if positions is None:
         statistics = row_statistics(flat, tolerance, pairs=pairs)
-        if flat.numel():
-            matrices.readings.add(statistics.faults.flatten(1).amax(1), partial(check_rows, weights=flat))
+        if bool(statistics.totals[0].any()):
+            check_rows(statistics.numbers[0], flat)
         return statistics
     weights = weights_by_position(matrices)
-    faults, locality = row_faults(weights), sum_over_keys(weights, lambda rows: torch.exp2(-distances(matrices, rows)))
+    locality = sum_over_keys(weights, lambda rows: torch.exp2(-distances(matrices, rows)))
+    faults = torch.zeros_like(locality)
     if not pairs:
-        return RowStatistics(faults, locality[None])
+        return RowStatistics(torch.stack([faults, locality]))
     tolerance = tolerance or matrices.tolerance()
     compared = [_compare(weights[:, rows], positions, rows, tolerance) for rows in row_blocks(weights)]
     *sums, numbers = (torch.cat(each, -1) for each in zip(*compared, strict=True))
-    return RowStatistics(faults, torch.stack([locality, *sums]), _sides(matrices), numbers)
+    return RowStatistics(torch.stack([faults, locality, *sums, *_sides(matrices)]), numbers)
 
 
 def _compare(

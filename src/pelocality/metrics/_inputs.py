@@ -8,7 +8,6 @@ result of this library) into such batches and reshapes the values to the leading
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -41,25 +40,6 @@ Attention = Tensor | np.ndarray | Sequence[Any] | HasAttention
 PositionsLike = Positions | Tensor | np.ndarray | Sequence[Any]
 
 
-class Readings:
-    """Numbers on the device of the attention by which it is judged, read together: the device is waited for once."""
-
-    def __init__(self) -> None:
-        self._later: list[tuple[Tensor, Callable[..., None]]] = []
-
-    def add(self, numbers: Tensor, judge: Callable[..., None]) -> None:
-        """Have a function called with numbers, (k,), once they are read."""
-        self._later.append((numbers.detach(), judge))
-
-    def read(self) -> None:
-        """Read the numbers and call the functions, in the order in which they were added."""
-        if not self._later:
-            return
-        numbers = iter(torch.cat([each for each, _ in self._later]).tolist())
-        for each, judge in self._later:
-            judge(*islice(numbers, len(each)))
-
-
 class Matrices(NamedTuple):
     """A batch of matrices, as every kernel receives it.
 
@@ -67,7 +47,6 @@ class Matrices(NamedTuple):
         weights: (batch, n, n), in the precision of the input; crops of half precision are float32. With positions of
             queries that are not the keys, or for metrics without distances, (batch, m, n).
         visible: Which keys each query sees, boolean (batch, n, n); None where the caller does not say.
-        readings: Gets the numbers by which the weights are judged at the end.
         dtype: That by whose rounding a row is judged; None: that of the weights, or half precision where they were
             converted from it, see `precision`.
         positions: Where queries and keys lie; None on a line of tokens.
@@ -77,7 +56,6 @@ class Matrices(NamedTuple):
 
     weights: Tensor
     visible: Tensor | None
-    readings: Readings
     dtype: torch.dtype | None = None
     positions: Positions | None = None
     causal: bool | None = None
@@ -180,13 +158,11 @@ def map_matrices(
         places = None  # tokens one after the other are measured faster
     seen = None if visible is None else expand_visible(visible, weights).reshape(-1, m, n)
     flat = weights.reshape(-1, m, n)
-    readings = Readings()
-    matrices = Matrices(flat, seen, readings, precision, places)
+    matrices = Matrices(flat, seen, precision, places)
     spans = None if mask is None and without_first == 0 else token_spans(mask, leading, n, without_first)
     values = _map_parts(matrices, spans, kernel, "rows" if rows else layout)
     if m == n and flat.numel() and not known:
-        _suspect(weights, readings, may_be_padded or mask is not None)
-    readings.read()
+        _suspect(weights.detach(), may_be_padded or mask is not None)
     of_sums = torch.promote_types(tensor.dtype, torch.float32)
     return values.reshape((*leading, *values.shape[1:])).to(tensor.device, of_sums)
 
@@ -267,9 +243,7 @@ def _carried_visible(attention: Any) -> Visible:
 
 def validated_weights(flat: Tensor) -> Tensor:
     """Return the matrices (batch, n, n) in at least float32, after checking that their rows are distributions."""
-    if flat.numel():
-        off, below = row_faults(flat).flatten(1).amax(1).tolist()
-        check_rows(off, below, flat)
+    check_rows(row_faults(flat), flat)
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
@@ -293,20 +267,18 @@ def float_tensor(name: str, given: Any) -> Tensor:
     raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}; {advice}")
 
 
-def _suspect(weights: Tensor, readings: Readings, may_be_padded: bool) -> None:
-    """Have what looks like bands refused, and of what looks like padding warned; the corners decide nearly always."""
-    n, weights = weights.shape[-1], weights.detach()
-    corners = weights[..., :: max(1, n - 1), :: max(1, n - 1)]  # of the first and the last query and key
-    if n > 4 and n % 2:
-        readings.add(
-            corners.diagonal(dim1=-2, dim2=-1).amax()[None],
-            lambda most: _refuse_bands(weights.reshape(-1, n, n)) if most == 0 else None,
-        )
-    if not may_be_padded and weights.ndim > 2 and weights.shape[-3] > 1 and n > 2:
-        attended = corners.amax((-3, -2))  # by any head
-        readings.add(
-            attended.amin()[None], lambda least: _warn_of_padding(weights, attended == 0) if least == 0 else None
-        )
+def _suspect(weights: Tensor, may_be_padded: bool) -> None:
+    """Refuse what looks like bands, and warn of what looks like padding; the corners decide nearly always."""
+    n = weights.shape[-1]
+    bands = n > 4 and n % 2 == 1
+    padded = n > 2 and not may_be_padded and weights.ndim > 2 and weights.shape[-3] > 1
+    if not (bands or padded):
+        return
+    corners = weights[..., :: n - 1, :: n - 1].cpu()  # of the first and the last query and key
+    if bands and not bool(corners.diagonal(dim1=-2, dim2=-1).any()):
+        _refuse_bands(weights.reshape(-1, n, n))
+    if padded and not bool((attended := corners.amax((-3, -2))).all()):  # by any head
+        _warn_of_padding(weights, attended == 0)
 
 
 def _refuse_bands(flat: Tensor) -> None:
@@ -372,4 +344,4 @@ def _map_parts(matrices: Matrices, spans: Tensor | None, kernel: Kernel, layout:
             values = kernel(matrices.part(chosen.to(device)).crop(start, stop))
             pieces.append(torch.nn.functional.pad(values, paddings[layout], value=torch.nan))
             order.append(chosen)
-    return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(device)]
+    return torch.cat(pieces)[torch.argsort(torch.cat(order)).to(pieces[0].device)]

@@ -9,8 +9,9 @@ with the gradient in closed form: ``_row_pass_numba`` on a CPU, ``_row_pass_trit
 import functools
 import importlib
 import logging
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,70 +20,57 @@ from pelocality._transforms import transformed
 from pelocality.metrics._tolerance import Tolerance, row_faults
 
 logger = logging.getLogger(__name__)
-_EMPTY = torch.empty(0)
 _ENGINES = {"cpu": "numba", "cuda": "triton"}
 # Weights that the formula is given at a time: about the size of a core's cache, or enough to occupy a GPU.
 _BLOCK, _BLOCK_OF_GPU = 2**19, 2**26
 
 
-class RowStatistics(NamedTuple):
+@dataclass
+class RowStatistics:
     """Sums over every row of (batch, rows, n).
 
     Attributes:
-        faults: By how much the row misses a sum of 1, and by how much its smallest weight is below 0, (2, batch, rows),
-            see `check_rows`; without gradient.
-        sums: `locality`, `irregularity`, `difference` and `paired`, (4, batch, rows), or locality alone.
-        sides: The weight on the keys before and behind the query, (2, batch, rows), without gradient; with pairs.
+        numbers: (7, batch, rows), or the first two of them alone:
+
+            - by how much the row misses a sum of 1, see `row_faults`, without gradient
+            - locality, sum_j A_ij / 2^|i-j|
+            - irregularity c_i = sum_k (d_k - min d) / R, by how much the row lowers symmetry
+            - difference, sum_k d_k
+            - paired, sum_k A[i,i-k] + A[i,i+k]
+            - the weight on the keys before and behind the query, without gradient
         pairs: The number of pairs of each row, (n,), where it is not that of a line.
     """
 
-    faults: Tensor
-    sums: Tensor
-    sides: Tensor = _EMPTY
+    numbers: Tensor
     pairs: Tensor | None = None
 
-    @property
-    def locality(self) -> Tensor:
-        """sum_j A_ij / 2^|i-j|."""
-        return self.sums[0]
-
-    @property
-    def irregularity(self) -> Tensor:
-        """c_i = sum_k (d_k - min d) / R, by how much the row lowers symmetry."""
-        return self.sums[1]
-
-    @property
-    def difference(self) -> Tensor:
-        """sum_k d_k."""
-        return self.sums[2]
-
-    @property
-    def paired(self) -> Tensor:
-        """sum_k A[i,i-k] + A[i,i+k]."""
-        return self.sums[3]
+    @functools.cached_property
+    def totals(self) -> Tensor:
+        """The numbers summed over rows, (7, batch) or (2, batch), on the CPU: a GPU takes longer for a few numbers."""
+        return self.numbers.sum(-1).cpu()
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return locality, symmetry and relative asymmetry of each matrix, each (batch,)."""
+        """Return locality, symmetry and relative asymmetry of each matrix, each (batch,), on the CPU."""
         pairs = None if self.pairs is None else int(self.pairs.sum())
-        return pool_sums(self.sums.shape[-1], self.sums.sum(-1), pairs)
+        return pool_sums(self.numbers.shape[-1], self.totals.unbind()[1:5], pairs)
 
     def symmetry_of_rows(self) -> Tensor:
         """Return the symmetry of each row, (batch, n), NaN for those without pairs."""
-        position = torch.arange(self.sums.shape[-1], device=self.sums.device)
-        return 1 - self.irregularity / (torch.minimum(position, position.flip(0)) if self.pairs is None else self.pairs)
+        position = torch.arange(self.numbers.shape[-1], device=self.numbers.device)
+        return 1 - self.numbers[2] / (torch.minimum(position, position.flip(0)) if self.pairs is None else self.pairs)
 
-    def one_sided(self) -> Tensor:
-        """Return which matrices, (batch,), have weight on one side of their diagonal alone."""
-        before, behind = (self.sides.sum(-1) > 0).unbind()
-        return before ^ behind
+    def one_sided(self, asymmetry: Tensor) -> bool:
+        """Return whether a matrix, of this relative asymmetry, has weight on one side of its diagonal alone."""
+        most = asymmetry > 0.999
+        return bool(most.any()) and bool((most & ((self.totals[5] > 0) ^ (self.totals[6] > 0))).any())
 
 
-def pool_sums(n: int, sums: Tensor, pairs: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def pool_sums(n: int, sums: Sequence[Tensor] | Tensor, pairs: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return locality, symmetry and relative asymmetry, each (batch,).
 
     Args:
         n: The number of rows.
-        sums: Those of `RowStatistics` over all rows, (4, batch).
+        sums: Locality, irregularity, difference and paired of `RowStatistics` over all rows, each (batch,).
         pairs: The number of pairs of all rows; None: that of n tokens on a line.
     """
     locality, irregularity, difference, paired = sums
@@ -107,32 +95,46 @@ def row_statistics(
     """
     settings = first, pairs, tolerance or Tolerance.for_dtype(rows.dtype)
     if transformed(rows):
-        return RowStatistics(row_faults(rows), row_formula(rows, *settings), _sides(rows, first))
-    engine = _engine(rows.device.type)
-    measured = engine.measure_rows(rows.detach(), *settings)
-    faults, sums, sides = measured[:2], measured[2:6], measured[6:]
-    if rows.requires_grad and torch.is_grad_enabled():
-        sums = _Differentiable.apply(rows, sums, engine, *settings)  # type: ignore[no-untyped-call]
-    return RowStatistics(faults, sums, sides)
+        return RowStatistics(row_formula(rows, *settings))
+    if (engine := _engine(rows.device.type)) is not None:
+        return RowStatistics(_Pass.apply(rows, engine, *settings))  # type: ignore[no-untyped-call]
+    blocks = row_blocks(rows)
+    parts = zip(blocks, torch.split(rows, blocks[0].stop, 1), strict=True)  # whose gradients are joined by one copy
+    measured = [_Pass.apply(part, None, first + block.start, *settings[1:]) for block, part in parts]  # type: ignore[no-untyped-call]
+    return RowStatistics(torch.cat(measured, -1))
 
 
 @functools.cache
 def _engine(device: str) -> Any:
-    """Return what measures rows on a type of device, without gradients, and what computes their gradient."""
-    if device in _ENGINES:
-        try:
-            return importlib.import_module(f"pelocality.metrics._row_pass_{_ENGINES[device]}")
-        except Exception as error:  # numba cannot write its cache or does not fit numpy, or there is no triton
-            logger.warning("%s cannot be used, metrics are computed in torch: %s", _ENGINES[device], error)
-    return _IN_TORCH
+    """Return the module that measures rows on a type of device and computes their gradient; None: the formula does."""
+    if device not in _ENGINES:
+        return None
+    try:
+        return importlib.import_module(f"pelocality.metrics._row_pass_{_ENGINES[device]}")
+    except Exception as error:  # numba cannot write its cache or does not fit numpy, or there is no triton
+        logger.warning("%s cannot be used, metrics are computed in torch: %s", _ENGINES[device], error)
+        return None
 
 
-def _measure_in_blocks(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> Tensor:
-    """Return faults, sums and sides of `RowStatistics`, (8, batch, rows), or (3, batch, rows) without pairs."""
-    blocks = row_blocks(rows)
-    sums = [row_formula(rows[:, block], first + block.start, pairs, tolerance) for block in blocks]
-    sides = [_sides(rows[:, block], first + block.start) for block in blocks if pairs]
-    return torch.cat([row_faults(rows), *(torch.cat(each, -1) for each in (sums, sides) if each)])
+class _Pass(torch.autograd.Function):
+    """The numbers of rows by an engine or the formula, with the gradient, which the formula computes anew."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, engine: Any, *settings: Any) -> Tensor:
+        numbers: Tensor = engine.measure_rows(rows, *settings) if engine else row_formula(rows, *settings)
+        ctx.save_for_backward(rows, numbers)
+        ctx.engine, ctx.settings = engine, settings
+        return numbers
+
+    @staticmethod
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, numbers = ctx.saved_tensors
+        further = torch.is_grad_enabled()  # create_graph=True
+        if ctx.engine and not further:
+            return ctx.engine.row_gradient(rows, gradients, numbers, *ctx.settings), None, None, None, None
+        with torch.enable_grad():
+            again = row_formula(rows, *ctx.settings)
+        return *torch.autograd.grad(again, rows, gradients, create_graph=further), None, None, None, None
 
 
 def row_blocks(rows: Tensor) -> list[slice]:
@@ -142,67 +144,23 @@ def row_blocks(rows: Tensor) -> list[slice]:
     return [slice(start, min(start + size, height)) for start in range(0, height, size)]
 
 
-def _gradient_in_blocks(
-    rows: Tensor, gradients: Tensor, sums: Tensor, first: int, pairs: bool, tolerance: Tolerance
-) -> Tensor:
-    """Return the gradient of the formula, whose graph is kept only for further derivatives."""
-    again = torch.is_grad_enabled()  # create_graph=True
-    of_rows: list[Tensor] = []
-    for block in row_blocks(rows):
-        part = rows[:, block] if again else rows[:, block].detach().requires_grad_()
-        with torch.enable_grad():
-            of_block = row_formula(part, first + block.start, pairs, tolerance)
-        of_rows += torch.autograd.grad(of_block, part, gradients[..., block], create_graph=again)
-    return torch.cat(of_rows, 1)
-
-
-_IN_TORCH = SimpleNamespace(measure_rows=_measure_in_blocks, row_gradient=_gradient_in_blocks)
-
-
-class _Differentiable(torch.autograd.Function):
-    """The sums of a row pass, with the gradient by its engine, and further derivatives by the formula."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sums: Tensor, engine: Any, *settings: Any) -> Tensor:
-        ctx.save_for_backward(rows, sums)
-        ctx.engine, ctx.settings = engine, settings
-        return sums
-
-    @staticmethod
-    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, sums = ctx.saved_tensors
-        engine = _IN_TORCH if torch.is_grad_enabled() else ctx.engine
-        return engine.row_gradient(rows, gradients, sums, *ctx.settings), None, None, None, None, None
-
-
-def _sides(rows: Tensor, first: int) -> Tensor:
-    """Return the weight on keys before and behind each query, (2, batch, rows), without gradient."""
-    weights = rows.detach().to(torch.promote_types(rows.dtype, torch.float32))
-    return torch.stack([weights.tril(first - 1).sum(-1), weights.triu(first + 1).sum(-1)])
-
-
 def row_formula(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) -> Tensor:
-    """Return the sums of `RowStatistics` by their definitions.
-
-    Args:
-        rows: As for `row_statistics`.
-        first: As for `row_statistics`.
-        pairs: As for `row_statistics`.
-        tolerance: Up to which a row counts as constant.
-    """
+    """Return the numbers of `RowStatistics` by their definitions; arguments as for `row_statistics`."""
     weights, n = rows.to(torch.promote_types(rows.dtype, torch.float32)), rows.shape[-1]
     stop = first + rows.shape[-2]
     i = torch.arange(first, stop, device=rows.device)[:, None]
     distance = (i - torch.arange(n, device=rows.device)).abs()
-    locality = (weights * torch.exp2(-distance.to(weights.dtype))).sum(-1)
+    faults, locality = row_faults(rows), (weights * torch.exp2(-distance.to(weights.dtype))).sum(-1)
     if not pairs:
-        return locality[None]
+        return torch.stack([faults, locality])
     middle = min(max((n - 1) // 2, first), stop - 1)  # the row with the most pairs
     k = torch.arange(1, 1 + max(1, min(middle, n - 1 - middle)), device=rows.device)
     exists = k <= torch.minimum(i, n - 1 - i)  # (rows, pairs)
     columns = (each.clamp(0, n - 1).expand(*weights.shape[:-1], -1) for each in (i - k, i + k))
     left, right = (torch.where(exists, weights.gather(-1, column), 0) for column in columns)  # (batch, rows, pairs)
-    return torch.stack([locality, *compare_pairs(left, right, exists, tolerance.of_rows(weights))])
+    compared = compare_pairs(left, right, exists, tolerance.of_rows(weights))
+    before, behind = (side.detach().sum(-1) for side in (weights.tril(first - 1), weights.triu(first + 1)))
+    return torch.stack([faults, locality, *compared, before, behind])
 
 
 def compare_pairs(left: Tensor, right: Tensor, exists: Tensor, tolerance: Tolerance) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, HALF, OF_BFLOAT16, OF_FLOAT16, Tolerance
+from pelocality.metrics._tolerance import ABSOLUTE_FLOOR, HALF, OF_BFLOAT16, OF_FLOAT16, ROW_SUM_TOLERANCE, Tolerance
 
 unsigned = numba.uintp
 compiled = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "nsz", "contract"}, error_model="numpy")
@@ -31,28 +31,28 @@ def measure_rows(rows: Tensor, first: int, pairs: bool, tolerance: Tolerance) ->
         tolerance: Up to which a row counts as constant.
 
     Returns:
-        Faults, sums and sides of `RowStatistics`, (8, batch, rows), or (3, batch, rows) without pairs.
+        The numbers of `RowStatistics`, (7, batch, rows), or (2, batch, rows) without pairs.
     """
     batch, height, _n = rows.shape
     weights = _in_numpy(rows)
-    measured = np.zeros((8 if pairs else 3, batch * height), weights[-1].dtype)
-    _in_threads(_measure, rows, *weights, first, height, pairs, *tolerance, measured)
+    measured, rounding = np.zeros((7 if pairs else 2, batch * height), weights[-1].dtype), ROW_SUM_TOLERANCE[rows.dtype]
+    _in_threads(_measure, rows, *weights, first, height, pairs, *tolerance, rounding, measured)
     return torch.from_numpy(measured).reshape(len(measured), batch, height)
 
 
-def row_gradient(rows: Tensor, gradients: Tensor, sums: Tensor, first: int, pairs: bool, _: Tolerance) -> Tensor:
+def row_gradient(rows: Tensor, gradients: Tensor, numbers: Tensor, first: int, pairs: bool, _: Tolerance) -> Tensor:
     """Return the gradient of the rows, (batch, rows, n).
 
     Args:
         rows: As for `measure_rows`.
-        gradients: The gradient of the sums, in their shape.
-        sums: Those of `RowStatistics`.
+        gradients: The gradient of the numbers, in their shape.
+        numbers: Those of `RowStatistics`.
         first: Position of the first row.
         pairs: Whether left was compared with right.
     """
     weights = _in_numpy(rows)
-    given = (each.detach().reshape(len(each), -1).contiguous().numpy() for each in (sums, gradients))
-    of_rows = np.empty((sums[0].numel(), rows.shape[-1]), weights[-1].dtype)
+    given = (each.detach().reshape(len(each), -1).contiguous().numpy() for each in (numbers, gradients))
+    of_rows = np.empty((numbers[0].numel(), rows.shape[-1]), weights[-1].dtype)
     _in_threads(_differentiate, rows, *weights, first, rows.shape[1], pairs, *given, of_rows)
     return torch.from_numpy(of_rows).reshape(rows.shape).to(rows.dtype)
 
@@ -63,11 +63,8 @@ def _in_numpy(rows: Tensor) -> tuple[Any, ...]:
     a number of the type of the bits of a sum, and 2^-k as far as it matters beside 1.
     """
     flat = rows.detach().flatten(0, 1).contiguous()
-    floats, halves = np.empty((0, 0), np.float32), np.empty((0, 0), np.uint16)
-    if flat.dtype in HALF:
-        halves = flat.view(torch.uint16).numpy()
-    else:
-        floats = flat.numpy()
+    floats = np.empty((0, 0), np.float32) if flat.dtype in HALF else flat.numpy()
+    halves = flat.view(torch.uint16).numpy() if flat.dtype in HALF else np.empty((0, 0), np.uint16)
     reach, integer = (64, np.int64) if flat.dtype == torch.float64 else (32, np.int32)
     decay = np.exp2(-np.arange(reach + 1.0)).astype(floats.dtype)
     return floats, halves, flat.dtype == torch.bfloat16, np.empty(0, integer), decay
@@ -85,33 +82,35 @@ def _in_threads(function: Callable[..., None], rows: Tensor, *arguments: Any) ->
 
 
 @compiled
-def _widen(halves, bfloat16, row, bits):
-    """Write a row of half precision, given by its bits, as float32 and its bits, which share memory."""
+def _row(floats, halves, bfloat16, r, row, bits):
+    """Return a row and its bits; of half precision widened into the given memory, which both share."""
+    if not halves.size:
+        return floats[r], floats[r].view(bits.dtype)
+    half = halves[r]
     if bfloat16:
-        for j in range(halves.size):
-            bits[j] = np.int32(halves[j]) << np.int32(16)
-        return
-    for j in range(halves.size):
-        half = np.int32(halves[j])
-        bits[j] = ((half & np.int32(0x7FFF)) << np.int32(13)) | ((half & np.int32(0x8000)) << np.int32(16))
+        for j in range(half.size):
+            bits[j] = np.int32(half[j]) << np.int32(16)
+        return row, bits
+    for j in range(half.size):
+        digits = np.int32(half[j])
+        bits[j] = ((digits & np.int32(0x7FFF)) << np.int32(13)) | ((digits & np.int32(0x8000)) << np.int32(16))
     scale, largest = np.float32(2.0**112), np.float32(65504)  # what the exponents of float16 lack; its largest number
-    for j in range(halves.size):
+    for j in range(half.size):
         value = row[j] * scale
         row[j] = value if abs(value) <= largest else np.float32(np.nan)
+    return row, bits
 
 
 @compiled
-def _measure(floats, halves, bfloat16, integers, decay, first, height, pairs, base, per_nat, guess, out, start, stop):
+def _measure(
+    floats, halves, bfloat16, integers, decay, first, height, pairs, base, per_nat, guess, rounding, out, start, stop
+):
     n, zero, tiny = max(floats.shape[1], halves.shape[1]), decay.dtype.type(0), np.finfo(decay.dtype).tiny
-    row, d = np.empty(n, decay.dtype), np.empty(n // 2 + 1, decay.dtype)
-    row_bits, d_bits = row.view(integers.dtype), d.view(integers.dtype)
+    buffer, d = np.empty(n, decay.dtype), np.empty(n // 2 + 3, decay.dtype)
+    bits, d_bits = buffer.view(integers.dtype), d.view(integers.dtype)
     widest = _BASE_8 + _PER_NAT if guess else base + per_nat
     for r in range(start, stop):
-        if halves.size:
-            _widen(halves[r], bfloat16, row, row_bits)
-        else:
-            row = floats[r]
-            row_bits = row.view(integers.dtype)
+        row, row_bits = _row(floats, halves, bfloat16, r, buffer, bits)
         i = first + r % height
         m = min(i, n - 1 - i)
         before, behind, sign = zero, zero, row_bits[i]
@@ -121,21 +120,20 @@ def _measure(floats, halves, bfloat16, integers, decay, first, height, pairs, ba
         for j in range(i + 1, n):
             behind += row[unsigned(j)]
             sign = min(sign, row_bits[unsigned(j)])
-        out[0, r] = abs(before + row[i] + behind - 1)
-        if sign < 0:  # the sign bit: a negative weight, or -0.0, which is accepted
-            out[1, r] = -row.min()
-        near = min(m, decay.size - 1)
+        off = abs(before + row[i] + behind - 1)
+        if not off <= rounding:
+            out[0, r] = off
+        if sign < 0 and row.min() < 0:  # the sign bit: a negative weight, or -0.0, which is accepted
+            out[0, r] = np.inf
         local = row[i]
-        for k in range(1, near + 1):
-            local += decay[k] * (row[unsigned(i - k)] + row[unsigned(i + k)])
-        for j in range(max(0, i - decay.size + 1), i - near):
-            local += decay[i - j] * row[j]
-        for j in range(i + near + 1, min(n, i + decay.size)):
-            local += decay[j - i] * row[j]
-        out[2, r] = local
+        for k in range(1, min(decay.size - 1, i) + 1):
+            local += decay[unsigned(k)] * row[unsigned(i - k)]
+        for k in range(1, min(decay.size - 1, n - 1 - i) + 1):
+            local += decay[unsigned(k)] * row[unsigned(i + k)]
+        out[1, r] = local
         if not pairs:
             continue
-        out[6, r], out[7, r] = before, behind
+        out[5, r], out[6, r] = before, behind
         if m == 0:
             continue
         difference, paired = zero, zero
@@ -151,12 +149,8 @@ def _measure(floats, halves, bfloat16, integers, decay, first, height, pairs, ba
         most_bits = row_bits[unsigned(i - 1)]
         for k in range(m):
             most_bits = max(most_bits, max(row_bits[unsigned(i - m + k)], row_bits[unsigned(i + 1 + k)]))
-        d_bits[m] = low_bits
-        low = d[m]
-        d_bits[m] = high_bits
-        high = d[m]
-        d_bits[m] = most_bits
-        largest = max(tiny, d[m])
+        d_bits[m], d_bits[m + 1], d_bits[m + 2] = low_bits, high_bits, most_bits
+        low, high, largest = d[m], d[m + 1], max(tiny, d[m + 2])
         spread, excess = high - low, difference - m * low
         constant = spread <= ABSOLUTE_FLOOR
         # the subtraction loses digits where the spread is small beside the differences, and only where it is small
@@ -181,26 +175,25 @@ def _measure(floats, halves, bfloat16, integers, decay, first, height, pairs, ba
                     relative = (_BASE_8 if eight else _BASE_11) + _PER_NAT * nats
             constant = constant or spread <= relative * largest
         if not constant:
-            out[3, r] = excess / spread if m > 2 else 1  # exactly, or the gradient of two pairs would not be 0
-        out[4, r] = difference
-        out[5, r] = paired
+            out[2, r] = excess / spread if m > 2 else 1  # exactly, or the gradient of two pairs would not be 0
+        out[3, r] = difference
+        out[4, r] = paired
 
 
 @compiled
-def _differentiate(floats, halves, bfloat16, integers, decay, first, height, pairs, sums, gradients, out, start, stop):
+def _differentiate(
+    floats, halves, bfloat16, integers, decay, first, height, pairs, numbers, gradients, out, start, stop
+):
     """With c = (sum d - m min d) / R:  dc/dd_k = 1/R, and at the smallest d besides (c - m)/R, at the largest -c/R,
 
     split over ties; 0 where the row counts as constant, c = 0. Elsewhere c is at least 1.
     """
     n, zero = out.shape[1], decay.dtype.type(0)
-    row, d, to_left = np.empty(n, decay.dtype), np.empty(n // 2 + 1, decay.dtype), np.empty(n // 2 + 2, decay.dtype)
-    row_bits, d_bits, to_left_bits = row.view(integers.dtype), d.view(integers.dtype), to_left.view(integers.dtype)
+    buffer, d, to_left = np.empty(n, decay.dtype), np.empty(n // 2 + 1, decay.dtype), np.empty(n // 2 + 2, decay.dtype)
+    bits, d_bits, to_left_bits = buffer.view(integers.dtype), d.view(integers.dtype), to_left.view(integers.dtype)
     positive = np.iinfo(integers.dtype).max  # all bits but the sign
     for r in range(start, stop):
-        if halves.size:
-            _widen(halves[r], bfloat16, row, row_bits)
-        else:
-            row = floats[r]
+        row, _ = _row(floats, halves, bfloat16, r, buffer, bits)
         into = out[r]
         i = first + r % height
         m = min(i, n - 1 - i) if pairs else 0
@@ -208,7 +201,7 @@ def _differentiate(floats, halves, bfloat16, integers, decay, first, height, pai
         into[i + m + 1 :] = zero
         into[i] = zero
         if m > 0:
-            c, slope, mass = sums[1, r], gradients[2, r], gradients[3, r]
+            c, slope, mass = numbers[2, r], gradients[3, r], gradients[4, r]
             for k in range(m):
                 d[k] = row[unsigned(i - 1 - k)] - row[unsigned(i + 1 + k)]
             more_low, more_high, low_bits, high_bits = zero, zero, d_bits[0] & positive, d_bits[0] & positive
@@ -221,7 +214,7 @@ def _differentiate(floats, halves, bfloat16, integers, decay, first, height, pai
                     at_low += (d_bits[k] & positive) == low_bits
                     at_high += (d_bits[k] & positive) == high_bits
                 to_left_bits[0], to_left_bits[1] = low_bits, high_bits
-                by_range = gradients[1, r] / (to_left[1] - to_left[0])
+                by_range = gradients[2, r] / (to_left[1] - to_left[0])
                 slope += by_range
                 more_low, more_high = by_range * (c - m) / at_low, -by_range * c / at_high
             for k in range(m):
@@ -233,8 +226,8 @@ def _differentiate(floats, halves, bfloat16, integers, decay, first, height, pai
                 into[unsigned(i - 1 - k)] = mass + to_left[k]
             for k in range(m):
                 into[unsigned(i + 1 + k)] = mass - to_left[k]
-        into[i] += gradients[0, r]
+        into[i] += gradients[1, r]
         for k in range(1, min(decay.size - 1, i) + 1):
-            into[unsigned(i - k)] += gradients[0, r] * decay[unsigned(k)]
+            into[unsigned(i - k)] += gradients[1, r] * decay[unsigned(k)]
         for k in range(1, min(decay.size - 1, n - 1 - i) + 1):
-            into[unsigned(i + k)] += gradients[0, r] * decay[unsigned(k)]
+            into[unsigned(i + k)] += gradients[1, r] * decay[unsigned(k)]

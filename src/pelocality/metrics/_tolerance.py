@@ -7,7 +7,6 @@ For R = max d - min d and s the largest weight among the row's pairs:
 A constant row is perfectly symmetric.
 """
 
-import math
 from typing import NamedTuple, Self
 
 import torch
@@ -93,29 +92,32 @@ LACKED_DIGITS = {13: OF_FLOAT16, 16: OF_BFLOAT16}
 
 
 def row_faults(rows: Tensor) -> Tensor:
-    """Return by how much each row (..., n) misses a sum of 1, and its smallest weight 0, (2, ...), without gradient."""
+    """Return by how much each row (..., n) misses a sum of 1, (...), without gradient.
+
+    0 where that may be rounding in the dtype of the rows; infinity where a weight is negative.
+    """
     weights, dtype = rows.detach(), torch.promote_types(rows.dtype, torch.float32)
-    below = -weights.amin(-1).to(dtype)
-    return torch.stack([(weights.sum(-1, dtype=dtype) - 1).abs(), below])
+    off = (weights.sum(-1, dtype=dtype) - 1).abs()
+    off = torch.where(off <= ROW_SUM_TOLERANCE[rows.dtype], 0, off)
+    return torch.where(weights.amin(-1) < 0, torch.inf, off)
 
 
-def check_rows(off: float, below: float, weights: Tensor) -> None:
+def check_rows(faults: Tensor, weights: Tensor) -> None:
     """Raise ValueError unless every row is a probability distribution.
 
     Args:
-        off: The largest of `row_faults`, by how much a sum misses 1.
-        below: The largest of them, by how much a weight is below 0.
+        faults: Of all rows, see `row_faults`.
         weights: (batch, m, n), whose precision determines how exactly a row must sum to 1.
     """
-    if not math.isfinite(off):
-        raise ValueError("attention contains NaN or infinity; if all keys of a row are masked, leave it out with mask=")
-    if below > 0:
-        raise ValueError(f"attention must not be negative, the smallest weight is {-below:.3g}; apply .softmax(-1)?")
-    if off <= ROW_SUM_TOLERANCE[weights.dtype] or off <= (tolerance := ROW_SUM_TOLERANCE[precision_of(weights)]):
+    off = faults.amax().item() if faults.numel() else 0
+    if off == 0 or off <= (tolerance := ROW_SUM_TOLERANCE[precision_of(weights)]):
         return
+    if not bool(weights.isfinite().all()):
+        raise ValueError("attention contains NaN or infinity; if all keys of a row are masked, leave it out with mask=")
+    if (least := weights.amin().item()) < 0:
+        raise ValueError(f"attention must not be negative, the smallest weight is {least:.3g}; apply .softmax(-1)?")
     advice = "take .softmax(-1) of logits, call model.eval() against dropout, leave empty rows out with mask="
-    columns = row_faults(weights.mT)[0]
-    if bool((columns <= tolerance).all()):
+    if bool((row_faults(weights.mT) <= tolerance).all()):
         advice = "its columns do: transpose it, rows are queries"
     raise ValueError(f"attention rows must sum to 1, one is off by {off:.3g}; {advice}")
 

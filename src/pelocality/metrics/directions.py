@@ -52,7 +52,7 @@ def relative_asymmetry(
 
     def kernel(matrices: Matrices) -> Tensor:
         sums = row_sums(matrices)
-        return ratio(sums.difference, sums.paired) if rows else sums.pooled()[2]
+        return ratio(*sums.numbers[3:5]) if rows else sums.pooled()[2]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 

@@ -79,7 +79,7 @@ def adjusted_locality(
 
     def kernel(matrices: Matrices) -> Tensor:
         support, uniform = _uniform_locality(matrices)
-        return excess_locality(row_sums(matrices, pairs=False).locality, uniform, support)
+        return excess_locality(row_sums(matrices, pairs=False).numbers[1], uniform, support)
 
     return map_with_visible(attention, kernel, positions, mask, without_first, causal=causal, visible=visible)
 

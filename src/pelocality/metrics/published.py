@@ -107,8 +107,8 @@ def locality(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        values = row_sums(matrices, pairs=False).locality
-        return values if rows else values.mean(-1)
+        sums = row_sums(matrices, pairs=False)
+        return sums.numbers[1] if rows else sums.totals[1] / sums.numbers.shape[-1]
 
     return map_matrices(attention, kernel, positions, mask, without_first, rows=rows)
 
@@ -229,23 +229,16 @@ def _map_sums(
         rows: Whether to return the symmetry of rows.
         options: Positions, mask and without_first of `measure`.
     """
-    one_sided: list[Tensor] = []
+    one_sided: list[bool] = []
 
     def kernel(matrices: Matrices) -> Tensor:
         sums = row_sums(matrices, matrices.tolerance(rtol))
         numbers = sums.pooled()
-        asymmetry = numbers[2].detach()
-
-        def note_one_sided(most: float) -> None:
-            if most > 0.999:
-                one_sided.append((asymmetry > 0.999) & sums.one_sided())
-
-        if warn and len(asymmetry):
-            matrices.readings.add(asymmetry.amax()[None], note_one_sided)
+        one_sided.append(warn and sums.one_sided(numbers[2]))
         return sums.symmetry_of_rows() if rows else torch.stack(numbers, -1)
 
     values = map_matrices(attention, kernel, rows=rows, **options)
-    if any(bool(each.any()) for each in one_sided):
+    if any(one_sided):
         warn_of_one_sided()
     return values
 

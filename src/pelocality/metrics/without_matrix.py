@@ -149,7 +149,7 @@ def _measure_biases(bias: Tensor, tolerance: Tolerance) -> tuple[Tensor, ...]:
     weight, visible = bias.exp(), (bias > -torch.inf).to(bias.dtype)
     normaliser, support = _row_sums(weight), _row_sums(visible)
     local = _row_sums(weight * decay) / normaliser
-    pooled = pool_sums(n, torch.stack([local.sum(-1), *_pair_sums(weight, normaliser, tolerance)]))
+    pooled = pool_sums(n, (local.sum(-1), *_pair_sums(weight, normaliser, tolerance)))
     past = torch.where(k < 0, weight, 0)
     mass = _row_sums(past)
     past_local = masked_mean(ratio(2 * _row_sums(past * decay), mass), mass > 0)
@@ -276,6 +276,6 @@ def measure_absolute(
     with torch.no_grad():
         for first in range(0, n, _HEIGHT):
             statistics = row_statistics(softmax_weights(q[:, first : first + _HEIGHT], k), tolerance, first=first)
-            sums += statistics.sums.sum(-1, dtype=torch.float64)
+            sums += statistics.numbers[1:5].sum(-1, dtype=torch.float64)
     values = pool_sums(n, sums)
     return Measurement(*(value.to(projected[0]).reshape(queries.shape[:-2]) for value in values))

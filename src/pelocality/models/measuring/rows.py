@@ -199,8 +199,8 @@ class _Block(NamedTuple):
         statistics = self._statistics(self.weights)
         past, near, irregularity, difference, paired = statistics
         locality, keys = own + near, self.seen.sum(-1)[:, None]  # (batch, 1, rows)
-        seen = row_statistics(self.seen.to(own.dtype), pairs=False, first=self.first)
-        uniform = seen.locality[:, None] / keys
+        seen = row_statistics(self.seen.to(own.dtype), pairs=False, first=self.first).numbers[1]
+        uniform = seen[:, None] / keys
         rows = (
             locality,
             irregularity,
@@ -219,8 +219,8 @@ class _Block(NamedTuple):
 
     def _statistics(self, weights: Tensor) -> tuple[Tensor, ...]:
         """Return the weight beside the diagonal, locality, irregularity, difference and paired, (batch, head, rows)."""
-        statistics = row_statistics(weights.flatten(0, 1), self.tolerance, first=self.first)
-        return tuple(each.view(weights.shape[:3]) for each in (statistics.sides.sum(0), *statistics.sums))
+        numbers = row_statistics(weights.flatten(0, 1), self.tolerance, first=self.first).numbers
+        return tuple(each.view(weights.shape[:3]) for each in (numbers[5] + numbers[6], *numbers[1:5]))
 
 
 def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Tensor]:

@@ -58,4 +58,4 @@ def causal_metrics(positions: Positions | None) -> tuple[str, ...]:
 def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
     """Return the published metrics of weights (batch, head, n, n) as they are: rows sum to 1 less the sink's share."""
     named = zip(PUBLISHED, row_statistics(weights.reshape(-1, *weights.shape[-2:])).pooled(), strict=True)
-    return {f"{name}_with_sink": value.reshape(weights.shape[:2]) for name, value in named}
+    return {f"{name}_with_sink": value.reshape(weights.shape[:2]).to(weights.device) for name, value in named}
