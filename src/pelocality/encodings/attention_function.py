@@ -34,10 +34,10 @@ def biased_attention(
 
         softmax(scale Q K^T + bias) V
 
-    Use this function in the place of PyTorch's, with an encoding instead of a float ``attn_mask``. In long sequences no
-    n x n tensor is built for a Toeplitz bias: on a CPU, if there is no mask and the bias is not trained, it is a view of
-    its 2n - 1 numbers; on a GPU in half precision, kernels read these numbers. In all other cases, PyTorch's function
-    gets the bias as its mask.
+    Use this function in the place of PyTorch's, with an encoding instead of a float ``attn_mask``. In long sequences, a
+    Toeplitz bias needs no n x n tensor. On a CPU, if there is no mask and the bias is not trained, the matrix is a view
+    of its 2n - 1 numbers. On a GPU in half precision, kernels read these numbers. In all other cases, PyTorch's
+    function gets the bias as its mask.
 
     Args:
         query: Q, (batch, heads, q, d).
