@@ -99,7 +99,7 @@ def without_matrix(
         causal: Whether keys after the query are hidden, also of an encoding that is not causal.
     """
     queries, keys, on_gpu = query.shape[-2], key.shape[-2], query.device.type == "cuda"
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or query.numel() == 0:  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or query.numel() == 0:  # type: ignore[attr-defined, no-untyped-call]
         return None
     if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
         return None
