@@ -30,6 +30,9 @@ from pelocality.encodings import (
 )
 
 HEADS, WIDTH, TOKENS = 8, 64, 2048
+# FlexAttention's default blocks need more shared memory than an H100 has
+FLEXIBLE = {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2, "num_warps": 8, "bwd_num_stages": 2, "bwd_num_warps": 4}
+FLEXIBLE |= {f"bwd_BLOCK_{each}": 64 for each in ("M1", "N1", "M2", "N2")}
 ROW = "| {:>6} | {:<52} | {:>8} | {:>9} | {:>8} | {:>9} | {:>9} |"
 
 
@@ -134,7 +137,8 @@ def flexible(n: int, heads: int = HEADS) -> dict[str, Contender]:
         fixed = None if learned else encoding.score_modification(n)  # built once, as models share it between layers
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return compiled(q, k, v, score_mod=fixed or encoding.score_modification(n))
+            options = FLEXIBLE if q.element_size() < 4 else None
+            return compiled(q, k, v, score_mod=fixed or encoding.score_modification(n), kernel_options=options)
 
         return Contender(attend, learned)
 

@@ -158,11 +158,11 @@ def influence_rows(tiny: bool) -> list[Row]:
 
 
 def attention_rows(tiny: bool, flexible: bool = False) -> list[Row]:
-    heads, n = (2, 32) if tiny else (16, 8192)
+    heads, lengths = (2, (32,)) if tiny else (16, (8192,) if flexible else (8192, 2048, 16_384))
     names = ("fixed: ALiBi", "learned: signed distance table")
-    names += () if flexible else ("fixed: attenuated, a decay per head", "learned: attenuated, logits form")
+    more = () if flexible else ("fixed: attenuated, a decay per head", "learned: attenuated, logits form")
 
-    def calls(name: str, timed: Callable[..., Call]) -> tuple[Call, Call]:
+    def calls(name: str, timed: Callable[..., Call], n: int) -> tuple[Call, Call]:
         inputs = [torch.randn(1, heads, n, 64, dtype=HALF, device=DEVICE, requires_grad=True) for _ in range(3)]
         if flexible:
             torch.compiler.reset()  # or the rows before count towards the limit of recompilations
@@ -178,9 +178,10 @@ def attention_rows(tiny: bool, flexible: bool = False) -> list[Row]:
         return timed(own, inputs), flash
 
     rows = []
-    for name, (end, timed) in itertools.product(names, {"": attention.forward, ", backward": attention.both}.items()):
-        work = f"{'FlexAttention' if flexible else 'biased_attention'}, {name}{end}"
-        rows.append(Row(work, "flash SDPA without a bias", calls, name, timed, heads=heads, n=n))
+    for n, name in [*itertools.product(lengths, names), *((lengths[0], each) for each in more)]:
+        for end, timed in {"": attention.forward, ", backward": attention.both}.items():
+            work = f"{'FlexAttention' if flexible else 'biased_attention'}, {name}{end}"
+            rows.append(Row(work, "flash SDPA without a bias", calls, name, timed, n, heads=heads, n=n))
     return rows
 
 

@@ -181,7 +181,7 @@ def test_encodings(make, causal):
 @pytest.mark.parametrize(("queries", "dim"), [(640, 64), (700, 32), (600, 20)])
 def test_attention_in_half_precision(queries, dim, causal, padded, monkeypatch):
     """On a GPU of NVIDIA by kernels of our own, unless the dimensions are no power of two."""
-    monkeypatch.setattr(attention_function, "KERNELS", True)
+    monkeypatch.setattr(attention_function, "_MANY", 1)
     encoding, keys = DistanceTable(2, 50, signed=True, causal=causal), 700
     torch.nn.init.normal_(encoding.values)
     states = [torch.randn(2, 2, n, dim).bfloat16() for n in (queries, keys, keys, queries)]

@@ -1,5 +1,8 @@
 """`biased_attention` against PyTorch's attention with the matrix of the bias, forward and backward."""
 
+import importlib
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -161,6 +164,53 @@ def test_half_precision_is_as_accurate_as_with_the_matrix(encoding, dtype, path)
         assert one.dtype == other.dtype
         size = truth.abs().max()
         assert (one - truth).abs().max() <= 2 * (other - truth).abs().max() + 0.01 * size
+
+
+DISTANCE = torch.arange(-159, 140).double()  # of 140 queries and 160 keys
+BIASES = {
+    "learned": torch.randn(2, 299, generator=torch.Generator().manual_seed(5), dtype=torch.float64),
+    "one head": -0.1 * DISTANCE.abs()[None],
+    "steep": -2.0 * DISTANCE.abs().expand(2, -1),
+    "rising": 0.5 * DISTANCE.abs().expand(2, -1),
+    "window": torch.where(DISTANCE.abs() < 30, 0.0, -torch.inf)[None],
+    "causal": torch.where(DISTANCE > 0, -torch.inf, 0.01 * DISTANCE)[None],
+}
+
+
+@pytest.mark.parametrize("visible", ["all", "first", "some"])
+@pytest.mark.parametrize("name", BIASES)
+def test_kernels_of_a_gpu_are_as_accurate_as_the_matrix(name, visible):
+    """In triton's interpreter; where the first keys alone are visible, the bias of a query is far from the largest."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("triton compiles for the GPU, which another_device.py tests")
+    kernels = importlib.import_module("pelocality.encodings._toeplitz_kernels")
+    generator = torch.Generator().manual_seed(6)
+    shapes = [(1, 2, n, 16) for n in (140, 160, 160, 140)]
+    *inputs, gradient = (torch.randn(shape, generator=generator).half() for shape in shapes)
+    mask = {"all": None, "first": (torch.arange(160) < 9)[None, None, None]}
+    mask["some"] = torch.rand(1, 2, 140, 160, generator=generator) < 0.5
+    mask["some"][..., 7, :] = False
+    mask = mask[visible]
+
+    def attend(compute, dtype):
+        tensors = [each.to(dtype).requires_grad_() for each in inputs]
+        bias = BIASES[name].to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+        output = compute(*tensors, bias)
+        return output, *torch.autograd.grad(output, (*tensors, bias), gradient.to(dtype))
+
+    def by_matrix_of(query, key, value, bias):
+        matrix = bias.unfold(-1, 160, 1).flip(-2)[None]
+        matrix = matrix if mask is None else torch.where(mask, matrix, -torch.inf)
+        largest = matrix.detach().amax(-1, keepdim=True)
+        matrix = (matrix - torch.where(largest == -torch.inf, 0, largest)).to(query.dtype)
+        return scaled_dot_product_attention(query, key, value, attn_mask=matrix, scale=0.3)
+
+    found = attend(lambda *tensors: kernels.ToeplitzAttention.apply(*tensors, mask, 0.3, name == "causal"), torch.half)
+    usual, exact = attend(by_matrix_of, torch.half), attend(by_matrix_of, torch.double)
+    for one, other, truth in zip(found, usual, exact, strict=True):
+        error, least = (one - truth).abs().max(), 0.01 * truth.abs().max() + 1e-3
+        assert error <= 2 * (other - truth).abs().max() + least
 
 
 def test_a_far_bias_does_not_overflow_in_float16(path):

@@ -1,4 +1,6 @@
-"""Scaled dot product attention with an encoding, on a CPU without an n x n matrix if the bias is Toeplitz."""
+"""Scaled dot product attention with an encoding, in long sequences without an n x n matrix if the bias is Toeplitz."""
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,8 @@ from pelocality.encodings._scores import attend
 from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 
-KERNELS = False  # whether a GPU runs our kernels
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
+_MANY = 2**23  # scores of all heads from which our kernels are faster on a GPU
 _OF_TOKENS = "of a tokenizer's mask pass attention_mask[:, None, None].bool()"
 
 
@@ -32,9 +34,10 @@ def biased_attention(
 
         softmax(scale Q K^T + bias) V
 
-    Use this function in the place of PyTorch's, with an encoding instead of a float ``attn_mask``. For long sequences
-    without a mask on a CPU, a Toeplitz bias that is not trained is a view of its 2n - 1 numbers, and no n x n tensor is
-    built. In all other cases, PyTorch's function gets the bias as its mask.
+    Use this function in the place of PyTorch's, with an encoding instead of a float ``attn_mask``. In long sequences, a
+    Toeplitz bias needs no n x n tensor. On a CPU, if there is no mask and the bias is not trained, the matrix is a view
+    of its 2n - 1 numbers. On a GPU in half precision, kernels read these numbers. In all other cases, PyTorch's
+    function gets the bias as its mask.
 
     Args:
         query: Q, (batch, heads, q, d).
@@ -55,7 +58,8 @@ def biased_attention(
         ValueError: Shapes or a mask that do not fit, or an encoding with another number of heads.
 
     Note:
-        On CUDA, FlexAttention with ``encoding.score_modification`` needs no n x n matrix.
+        The kernels are those of an A100, H100 or B200 with triton, for 16, 32, 64 or 128 dimensions, without dropout.
+        They have no second derivatives. Inside ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` they are not used.
 
     Examples:
         >>> from pelocality.encodings import ALiBi
@@ -95,18 +99,18 @@ def without_matrix(
         causal: Whether keys after the query are hidden, also of an encoding that is not causal.
     """
     queries, keys, on_gpu = query.shape[-2], key.shape[-2], query.device.type == "cuda"
-    if torch.compiler.is_compiling() or queries * keys < _LONG or query.numel() == 0:
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or query.numel() == 0:  # type: ignore[attr-defined, no-untyped-call]
         return None
     if not isinstance(encoding, RelativeEncoding) or not encoding.is_toeplitz:
         return None
-    fits = _fit_kernels(query, key, value) if on_gpu else mask is None and not torch.is_autocast_enabled("cpu")
-    if not fits or query.device.type not in ("cpu", "cuda"):
+    if not (_fit_kernels(query, key, value) if on_gpu else _fit_view(query, key, mask)):
         return None
     bias = encoding.by_distance(queries, keys)
     if (groups := query.shape[1] // key.shape[1]) > 1:
         key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     tensors = query, key, value, bias, *(() if mask is None else (mask,))
-    if not all(type(each) in (Tensor, nn.Parameter) for each in tensors) or transformed(*tensors):
+    plain = all(type(each) in (Tensor, nn.Parameter) and each.device == query.device for each in tensors)
+    if not plain or transformed(*tensors):
         return None
     learned = torch.is_grad_enabled() and bias.requires_grad
     if on_gpu:
@@ -116,7 +120,7 @@ def without_matrix(
 
         if causal:
             bias = torch.cat([bias[:, :keys], torch.full_like(bias[:, keys:], -torch.inf)], -1)
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         output: Tensor = ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
         return output
     exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
@@ -128,10 +132,18 @@ def without_matrix(
     return scaled_dot_product_attention(query.flip(-2), key, value, attn_mask=matrix, scale=scale).flip(-2)
 
 
+def _fit_view(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    """Return whether PyTorch's kernel takes a view of the numbers by distance: on a CPU, in long sequences."""
+    usual = query.device.type == "cpu" and mask is None and not torch.is_autocast_enabled("cpu")
+    return usual and query.shape[-2] * key.shape[-2] >= _LONG
+
+
 def _fit_kernels(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether our kernels compute attention of these tensors on a GPU: in half precision, on NVIDIA's."""
-    size, batch, dtype = query.shape[-1], query.shape[0] * query.shape[1], query.dtype
-    if not KERNELS or size not in (16, 32, 64, 128) or value.shape[-1] != size or batch >= 2**16:
+    (*heads, queries, size), dtype = query.shape, query.dtype
+    if size not in (16, 32, 64, 128) or value.shape[-1] != size or (pairs := math.prod(heads)) >= 2**16:
+        return False
+    if queries < 128 or pairs * queries * key.shape[-2] < _MANY:  # a kernel has a block of queries
         return False
     if dtype not in (torch.float16, torch.bfloat16) or {key.dtype, value.dtype} != {dtype}:
         return False

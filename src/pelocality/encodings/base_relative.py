@@ -94,6 +94,16 @@ class RelativeEncoding(Encoding):
         Raises:
             TypeError: A length that is not an integer.
             ValueError: A length below 1, or more queries than keys.
+
+        Note:
+            For 64 dimensions in half precision, the default blocks of FlexAttention need more shared memory than an
+            H100 has ("No valid triton configs"). With these options it compiles, forward and backward::
+
+                options = {"BLOCK_M": 128, "BLOCK_N": 64, "num_stages": 2, "num_warps": 8}
+                options |= {f"bwd_BLOCK_{each}": 64 for each in ("M1", "N1", "M2", "N2")}
+                options |= {"bwd_num_stages": 2, "bwd_num_warps": 4}
+                modify = encoding.score_modification(n)
+                torch.compile(flex_attention)(query, key, value, score_mod=modify, kernel_options=options)
         """
         bias = self.by_distance(*check_lengths(query_length, key_length))
         shared = len(bias) == 1
