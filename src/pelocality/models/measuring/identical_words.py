@@ -135,12 +135,14 @@ def positional_attention(
         batches = tqdm(starts or [0] * matrices, desc="identical words", unit="batch", delay=3, disable=not progress)
         for start in batches:
             inputs = probe.inputs(start, size)
-            add = functools.partial(sums.add, start, model.content is not None)
-            if not matrices:
-                included = torch.zeros(texts_of(inputs), positions.stop, dtype=torch.bool, device="cpu")
-                included[:, positions] = True
-                add = functools.partial(sums.add, start, included)
-            observe_layers(model, attending, requested, inputs, add, rows=not matrices)
+            if matrices:
+                add = functools.partial(sums.add, start, model.content is not None)
+                observe_layers(model, attending, requested, inputs, add)
+                continue
+            included = torch.zeros(texts_of(inputs), positions.stop, dtype=torch.bool, device="cpu")
+            included[:, positions] = True
+            with sums.batch(start, included):
+                observe_layers(model, attending, requested, inputs, sums.add, rows=True)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}
     fed = {"words": probe.names, "word_ids": probe.ids, "prefix": probe.prefix, "special_tokens": special_tokens}

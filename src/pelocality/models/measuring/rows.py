@@ -1,5 +1,7 @@
 """Metrics of each word or text from blocks of the rows of its attention: no n x n matrix is computed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -24,12 +26,57 @@ FEWEST = 3
 """Tokens of a text that has a symmetry."""
 
 # weights of all heads and texts at a time: about the size of a core's cache, or enough to occupy a GPU
-_BLOCK, _BLOCK_OF_GPU = 2**20, 2**25
+_BLOCK, _BLOCK_OF_GPU = 2**20, 2**26
 _SHARE = 0.9  # of the attention within a window, as in `window`
 
 _COMPARED = ("locality", "irregularity", "difference", "paired")
-_OTHERS = ("past", "rows_with_past", "first", "gained", "most", "cut", "sink")
-_SUMS = (*_COMPARED, *_OTHERS, *(f"{name}_with_sink" for name in _COMPARED))
+
+
+class Texts:
+    """Which tokens of a batch count, and where its texts lie.
+
+    Attributes:
+        included: These tokens, (batch, n).
+        spans: The first token of each text and the one behind its last.
+        alike: The numbers of the texts with each span.
+        whole: The tokens from the first of any text to the last of any.
+        lengths: The number of tokens of each text, (batch,), on the CPU.
+    """
+
+    def __init__(self, included: Tensor) -> None:
+        if bool((runs_of_tokens(included) > 1).any()):
+            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
+        self.included, self.lengths = included, included.sum(1)
+        starts = included.int().argmax(1)
+        self.spans = list(zip(starts.tolist(), (starts + self.lengths).tolist(), strict=True))
+        self.alike: dict[tuple[int, int], list[int]] = {}
+        for text, span in enumerate(self.spans):
+            self.alike.setdefault(span, []).append(text)
+        counting = [span for span in self.alike if span[0] < span[1]] or [(0, 0)]
+        self.whole = slice(min(start for start, _ in counting), max(stop for _, stop in counting))
+
+
+class _Layer(NamedTuple):
+    """What is known of a batch of texts in one layer.
+
+    Attributes:
+        sums: Sums over rows by name, (name, batch, head).
+        mass: Attention by signed distance, (batch, head, 2n - 1).
+        most_keys: The most keys that a query sees.
+        later: Whether a query sees a later key.
+        blind: Whether a query sees none of the tokens that count.
+    """
+
+    sums: Tensor
+    mass: Tensor
+    most_keys: Tensor
+    later: Tensor
+    blind: Tensor
+
+    def joined(self, other: Self) -> Self:
+        """Return what is known of both of some and of other rows."""
+        flags = self.most_keys.maximum(other.most_keys), self.later | other.later, self.blind | other.blind
+        return type(self)(self.sums + other.sums, self.mass + other.mass, *flags)
 
 
 class RowSums:
@@ -43,13 +90,16 @@ class RowSums:
 
     def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...]) -> None:
         self.model, self.attending, self.layers = model, attending, layers
-        self.heads, self.sinks = attending.heads, any(attending.sinks)
+        self.sinks = any(attending.sinks)
         self.block = _BLOCK if model.device.type == "cpu" else _BLOCK_OF_GPU
-        empty = on_float64_device(torch.zeros(len(layers), self.heads, 1, device=model.device))
+        empty = on_float64_device(torch.zeros(len(layers), attending.heads, 1, device=model.device))
         self.mass = empty.double()  # by signed distance, (layer, head, 2n - 1)
         self.most_keys, self.later = empty[:, 0, 0].long(), empty[:, 0, 0].bool()
         self.spans: list[tuple[int, int]] = []  # of each text
-        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
+        self.per_text: dict[int, dict[str, Tensor]] = {}  # metrics (text, layer, head) by batch
+        self.texts: Texts | None = None  # of the batch that runs
+        self.parts: dict[int, _Layer] = {}  # its layers by place
+        self.names: tuple[str, ...] = ()  # of the sums
 
     def check_line(self, length: int) -> None:
         """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
@@ -61,56 +111,133 @@ class RowSums:
         if (more := length - (self.mass.shape[-1] + 1) // 2) > 0:
             self.mass = pad(self.mass, (more, more))
 
-    def add(self, number: int, included: Tensor, place: int, rows: Rows) -> None:
-        """Measure a batch of texts in one layer.
+    @contextmanager
+    def batch(self, number: int, included: Tensor | None) -> Iterator[None]:
+        """Measure the layers of a batch of texts that are added in a with-statement.
 
         Args:
             number: The number of the batch.
-            included: Which of its tokens count, (batch, n), on the CPU.
-            place: The place of the layer among the measured ones.
-            rows: The attention of the layer.
+            included: Which of its tokens count, (batch, n), on the CPU; None where the first layer shows them.
 
         Raises:
-            ValueError: There are tokens between those that count, and distances over these are not known.
+            ValueError: There are tokens between those that count, and distances over these are not known; or a query
+                sees none of those that count.
         """
-        if bool((runs_of_tokens(included) > 1).any()):
-            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
-        lengths = included.sum(1)
-        starts, longest = included.int().argmax(1), int(lengths.max())
-        texts = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
-        alike = {tokens: [text for text, each in enumerate(texts) if each == tokens] for tokens in texts}
-        if not longest:
+        self.texts, self.parts = None if included is None else Texts(included), {}
+        yield
+        if self.texts is None or not self.parts:
             return
-        begin, end = min(start for start, _ in alike), max(stop for _, stop in alike)
-        self._grow(longest)
-        sums = self.mass.new_zeros(len(texts), self.heads, len(_SUMS))
-        mass = self.mass.new_zeros(len(texts), self.heads, 2 * longest - 1)
-        height = max(1, self.block // (len(texts) * self.heads * end))
-        for first in range(begin, end, height):
-            last = min(first + height, end)
-            weights, visible = rows(slice(first, last))
-            for (start, stop), members in alike.items():
-                top, bottom = max(first, start), min(last, stop)
-                if top >= bottom:
-                    continue
-                these = slice(None) if len(members) == len(texts) else members
-                part, tokens = slice(top - first, bottom - first), slice(start, stop)
-                block = _Block.of(weights[these][..., part, :], visible[these][:, part], tokens, top - start)
-                by_distance = diagonal_sums(block.weights)
-                # the furthest key of the past is the first token of the last row
-                at = longest - (bottom - start)
-                mass[these, :, at : at + by_distance.shape[-1]] += by_distance.to(mass)
-                sums[these] += block.sums(self.sinks).to(mass)
-                self.most_keys[place] = self.most_keys[place].maximum(block.seen.sum(-1).max().to(self.most_keys))
-                self.later[place] |= block.seen.triu(block.first + 1).any().to(self.later)
-        if place == 0:  # every layer reads the same texts
-            self.spans += [each for each in texts if each[0] < each[1]]
+        sums, mass, *of_layers = map(torch.stack, zip(*(self.parts[at] for at in sorted(self.parts)), strict=True))
+        most_keys, later, blind = of_layers
+        if bool(blind.any()):
+            raise ValueError("a query sees only the prefix or special tokens")
+        self.most_keys, self.later = self.most_keys.maximum(most_keys), self.later | later
+        self.spans += [each for each in self.texts.spans if each[0] < each[1]]
+        self._grow(longest := (mass.shape[-1] + 1) // 2)
         beyond = (self.mass.shape[-1] + 1) // 2 - longest
-        self.mass[place] += pad(mass.sum(0), (beyond, beyond))
-        some = lengths >= FEWEST
-        if bool(some.any()):
-            n, some = lengths[some, None].to(mass.device), some.to(mass.device)
-            self.per_text.setdefault(number, {})[place] = _metrics(sums[some], mass[some], n, self.sinks)
+        self.mass += pad(mass.sum(1), (beyond, beyond))
+        long = self.texts.lengths >= FEWEST
+        if bool(long.any()):
+            chosen = long.nonzero()[:, 0].to(mass.device)
+            n = self.texts.lengths.to(mass.device)[chosen, None]
+            sums, mass = sums.index_select(2, chosen), mass.index_select(1, chosen)
+            metrics = _metrics(dict(zip(self.names, sums.unbind(1), strict=True)), mass, n)
+            self.per_text[number] = {name: each.transpose(0, 1) for name, each in metrics.items()}
+
+    def add(self, place: int, rows: Rows) -> None:
+        """Measure the texts of the batch in the layer at this place among the measured ones, in blocks of rows."""
+        texts: Any = self.texts
+        whole = texts.whole
+        height = max(1, self.block // (len(texts.spans) * self.attending.heads * max(1, whole.stop)))
+        for first in range(whole.start, whole.stop, height):
+            weights, visible = rows(slice(first, min(first + height, whole.stop)))
+            self._measure(place, weights, visible, first)
+
+    def _measure(self, place: int, weights: Tensor, visible: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Measure rows first, first + 1, ... of all texts of the batch in a layer.
+
+        Args:
+            place: The place of the layer.
+            weights: The rows over all keys, (batch, head, rows, n), or without keys behind the last row that none sees.
+            visible: The keys that each query sees, (batch, rows, n).
+            first: The position of the first row.
+
+        Returns:
+            Over the keys from the first of any text to the last of any: the weights (batch, head, rows, m) in at least
+            float32, renormalised over each text and 0 outside of it; uniform ones (batch, 1, rows, m); and the keys of
+            the text that each query sees, (batch, rows, m).
+        """
+        texts: Any = self.texts
+        tolerance, last, at = Tolerance.for_dtype(weights.dtype), first + weights.shape[-2], first - texts.whole.start
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        kept, seen = weights[..., texts.whole], visible[..., texts.whole]
+        unequal = len(texts.alike) > 1
+        if unequal:
+            here = texts.included.to(weights.device)
+            seen = seen & here[:, first:last, None] & here[:, None, texts.whole][..., : seen.shape[-1]]
+            kept = kept.masked_fill(~seen[:, None], 0)
+        mass, keys = kept.sum(-1), seen.sum(-1)  # (batch, head, rows), (batch, rows)
+        seeing, whole = (keys > 0)[:, None], kept.shape == weights.shape and not unequal
+        total = mass if whole else torch.where(seeing, weights.sum(-1), 0)
+        uniform = (seen / keys.clamp(min=1)[..., None]).to(weights.dtype)[:, None]
+        own = kept / mass[..., None]
+        if not whole or self.sinks:
+            own = torch.where(mass[..., None] > 0, own, uniform)  # uniform where the weight underflowed
+        diagonal = own.diagonal(at, -2, -1)
+        itself = diagonal.clone()
+        diagonal.zero_()  # pairs leave it out, and the past must not be what is left after a subtraction
+        near, irregularity, difference, paired, past, sink = self._statistics(own, tolerance, first)
+        diagonal.copy_(itself)
+        locality, of_uniform = itself + near, row_statistics(uniform[:, 0], pairs=False, first=at).locality[:, None]
+        several = (keys > 1)[:, None]
+        compared = (locality, irregularity, difference, paired)
+        rows = dict(zip(_COMPARED, compared, strict=True)) | {
+            "past": ratio(2 * near, past),
+            "rows_with_past": past > 0,
+            "first": sink,
+            "gained": torch.where(several, locality - of_uniform, 0),
+            "most": torch.where(several, 1 - of_uniform, 0).expand_as(near),
+            "cut": total - mass,
+        }
+        if self.sinks:
+            with_sink = (locality * mass, irregularity * (mass > 0), difference * mass, paired * mass)
+            rows |= {f"{name}_with_sink": each for name, each in zip(_COMPARED, with_sink, strict=True)}
+            rows["sink"] = seeing.to(total) - total
+        self.names = tuple(rows)
+        sums = torch.stack([each.to(near.dtype) for each in rows.values()]).sum(-1).to(self.mass)
+        length, by_distance = texts.whole.stop - texts.whole.start, diagonal_sums(own)
+        before = length - (last - texts.whole.start)  # the furthest key of the past is the first token of the last row
+        by_distance = pad(by_distance.to(self.mass), (before, 2 * length - 1 - before - by_distance.shape[-1]))
+        blind = seeing.sum() < int(texts.included[:, first:last].sum())
+        flags = keys.max(), seen.triu(at + 1).any(), blind
+        part = _Layer(sums, by_distance, *(each.to(self.mass.device) for each in flags))
+        earlier = self.parts.get(place)
+        self.parts[place] = part if earlier is None else earlier.joined(part)
+        return own, uniform, seen
+
+    def _statistics(self, rows: Tensor, tolerance: Tolerance, first: int) -> Tensor:
+        """Return locality, irregularity, difference, paired, the weight beside the diagonal and that on the first key.
+
+        Each text is measured as a matrix of its own tokens, texts of the same tokens together; (6, batch, head, rows).
+        """
+        texts: Any = self.texts
+        measured = rows.new_zeros(6, *rows.shape[:-1])
+        for (start, stop), members in texts.alike.items():
+            height, keys = (
+                slice(max(0, start - first), max(0, stop - first)),
+                slice(*(each - texts.whole.start for each in (start, stop))),
+            )
+            own = (rows if len(texts.alike) == 1 else rows[members])[..., height, keys]
+            if own.numel():
+                hidden = stop - start - own.shape[-1]
+                flat = (pad(own, (0, hidden)) if hidden else own).flatten(0, 1)
+                statistics = row_statistics(flat, tolerance, first=max(first - start, 0))
+                of_rows = torch.cat([statistics.sums, statistics.sides.sum(0, keepdim=True)])
+                of_rows = torch.cat([of_rows.unflatten(1, own.shape[:2]), own[None, ..., 0]])
+                if len(texts.alike) == 1:
+                    return of_rows
+                measured[:, members, :, height] = of_rows
+        return measured
 
     def add_processes(self) -> None:
         """Add the texts of all other processes."""
@@ -135,13 +262,9 @@ class RowSums:
 
         Past locality is that of causal attention alone.
         """
-        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
-        names = [name for name in (batches[0][0] if batches else ()) if self.causal or name != "past_locality"]
-        device = self.mass.device
-        by_batch = [
-            {name: torch.stack([each[name].to(device) for each in some], 1) for name in names} for some in batches
-        ]
-        return {name: torch.cat([each[name] for each in by_batch]).cpu().double() for name in names}
+        batches = [of_batch for _, of_batch in sorted(self.per_text.items())]
+        names = [name for name in (batches[0] if batches else ()) if self.causal or name != "past_locality"]
+        return {name: torch.cat([each[name].to(self.mass.device) for each in batches]).cpu().double() for name in names}
 
     def result(self, *without: str, **source: Any) -> AveragedMetrics:
         """Return the result, on the CPU, without some of its metrics and with more of its provenance."""
@@ -159,73 +282,8 @@ class RowSums:
         )
 
 
-class _Block(NamedTuple):
-    """Some rows of attention.
-
-    Attributes:
-        weights: Rows first, first + 1, ... over some tokens that sum to 1, (batch, head, rows, n), a copy.
-        kept: The same before they were renormalised.
-        total: The sum of each row over all keys, (batch, head, rows).
-        seen: The keys that each query sees, (batch, rows, n).
-        first: The position of the first row.
-        tolerance: Up to which a row counts as constant.
-    """
-
-    weights: Tensor
-    kept: Tensor
-    total: Tensor
-    seen: Tensor
-    first: int
-    tolerance: Tolerance
-
-    @classmethod
-    def of(cls, weights: Tensor, visible: Tensor, tokens: slice, first: int) -> Self:
-        """Return the part over some tokens of rows over all keys, (batch, head, rows, m) and (batch, rows, m)."""
-        tolerance = Tolerance.for_dtype(weights.dtype)
-        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        kept, seen = weights[..., tokens], visible[..., tokens]
-        mass, keys = kept.sum(-1, keepdim=True), seen.sum(-1, keepdim=True)
-        if not bool(keys.all()):
-            raise ValueError("a query sees only the prefix or special tokens")
-        uniform = (seen / keys).to(kept.dtype)[:, None]
-        own = torch.where(mass > 0, kept / mass, uniform)  # uniform where the weight underflowed
-        return cls(own, kept, weights.sum(-1), seen, first, tolerance)
-
-    def sums(self, sinks: bool) -> Tensor:
-        """Return `_SUMS` over the rows, (batch, head, name). The weight of each token on itself is set to 0."""
-        diagonal = self.weights.diagonal(self.first, -2, -1)
-        own = diagonal.clone()
-        diagonal.zero_()  # pairs leave it out, and the past must not be what is left after a subtraction
-        statistics = self._statistics(self.weights)
-        past, near, irregularity, difference, paired = statistics
-        locality, keys = own + near, self.seen.sum(-1)[:, None]  # (batch, 1, rows)
-        seen = row_statistics(self.seen.to(own.dtype), pairs=False, first=self.first)
-        uniform = seen.locality[:, None] / keys
-        rows = (
-            locality,
-            irregularity,
-            difference,
-            paired,
-            ratio(2 * near, past),
-            past > 0,
-            self.weights[..., 0],
-            torch.where(keys > 1, locality - uniform, 0),
-            torch.where(keys > 1, 1 - uniform, 0).expand_as(own),
-            self.total - self.kept.sum(-1),
-            1 - self.total,
-            *(self._statistics(self.kept)[1:] if sinks else (past,) * 4),
-        )
-        return torch.stack([each.to(own.dtype).sum(-1) for each in rows], -1)
-
-    def _statistics(self, weights: Tensor) -> tuple[Tensor, ...]:
-        """Return the weight beside the diagonal, locality, irregularity, difference and paired, (batch, head, rows)."""
-        statistics = row_statistics(weights.flatten(0, 1), self.tolerance, first=self.first)
-        return tuple(each.view(weights.shape[:3]) for each in (statistics.sides.sum(0), *statistics.sums))
-
-
-def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Tensor]:
-    """Return metrics (batch, head) from `_SUMS` (batch, head, name), mass by distance, and lengths (batch, 1)."""
-    of = dict(zip(_SUMS, sums.unbind(-1), strict=True))
+def _metrics(of: dict[str, Tensor], mass: Tensor, n: Tensor) -> dict[str, Tensor]:
+    """Return metrics (layer, text, head) from sums over rows, mass by distance, and lengths (text, 1)."""
     past, future = sides_of(mass)
     by_ring = torch.cat([mass[..., past.shape[-1], None], past + future], -1)  # (batch, head, distance)
     distance = torch.arange(by_ring.shape[-1], device=mass.device)
@@ -245,4 +303,4 @@ def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Te
         "window": narrowest(by_ring, _SHARE).double(),
         "cut_share": of["cut"] / n,
     }
-    return values | ({"learned_sink": of["sink"] / n} | published("_with_sink") if sinks else {})
+    return values | ({"learned_sink": of["sink"] / n} | published("_with_sink") if "sink" in of else {})

@@ -1,6 +1,5 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,9 +174,9 @@ def text_average(
                     sums = RowSums(model, attending, requested)
                     sums.check_line(length)
             if number % processes == rank:
-                tokens = None if included is None else included[:, :length]
-                add = functools.partial(sums.add, number, tokens)
-                observe_layers(model, attending, requested, inputs, add, rows=True)
+                add = sums.add_matrices if matrices else sums.add
+                with sums.batch(number, None if included is None else included[:, :length]):
+                    observe_layers(model, attending, requested, inputs, add, rows=not matrices)
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
