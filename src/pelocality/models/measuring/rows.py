@@ -1,8 +1,6 @@
 """Metrics of each word or text from blocks of the rows of its attention: no n x n matrix is computed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +15,10 @@ from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics._tolerance import Tolerance
 from pelocality.metrics.distances import narrowest, sides_of
 from pelocality.models.inputs.tokens import runs_of_tokens
-from pelocality.models.layers import AttentionLayers, Rows
+from pelocality.models.layers import AttentionLayers, Rows, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedMetrics
+from pelocality.models.measuring.samples import Observed, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
 
 FEWEST = 3
@@ -30,6 +29,9 @@ _BLOCK, _BLOCK_OF_GPU = 2**20, 2**26
 _SHARE = 0.9  # of the attention within a window, as in `window`
 
 _COMPARED = ("locality", "irregularity", "difference", "paired")
+_OTHERS = ("past", "rows_with_past", "first", "cut", "gained", "most")
+_SUMS = (*_COMPARED, *_OTHERS, *(f"{name}_with_sink" for name in _COMPARED), "sink")
+_SHARES = ("cut_share", "learned_sink")  # these do not depend on positions
 
 
 class Texts:
@@ -41,12 +43,14 @@ class Texts:
         alike: The numbers of the texts with each span.
         whole: The tokens from the first of any text to the last of any.
         lengths: The number of tokens of each text, (batch,), on the CPU.
+        chosen: The numbers of the texts that are long enough to be measured.
     """
 
-    def __init__(self, included: Tensor) -> None:
+    def __init__(self, included: Tensor, fewest: int) -> None:
         if bool((runs_of_tokens(included) > 1).any()):
             raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
         self.included, self.lengths = included, included.sum(1)
+        self.chosen = (self.lengths >= fewest).nonzero().flatten()
         starts = included.int().argmax(1)
         self.spans = list(zip(starts.tolist(), (starts + self.lengths).tolist(), strict=True))
         self.alike: dict[tuple[int, int], list[int]] = {}
@@ -56,29 +60,6 @@ class Texts:
         self.whole = slice(min(start for start, _ in counting), max(stop for _, stop in counting))
 
 
-class _Layer(NamedTuple):
-    """What is known of a batch of texts in one layer.
-
-    Attributes:
-        sums: Sums over rows by name, (name, batch, head).
-        mass: Attention by signed distance, (batch, head, 2n - 1).
-        most_keys: The most keys that a query sees.
-        later: Whether a query sees a later key.
-        blind: Whether a query sees none of the tokens that count.
-    """
-
-    sums: Tensor
-    mass: Tensor
-    most_keys: Tensor
-    later: Tensor
-    blind: Tensor
-
-    def joined(self, other: Self) -> Self:
-        """Return what is known of both of some and of other rows."""
-        flags = self.most_keys.maximum(other.most_keys), self.later | other.later, self.blind | other.blind
-        return type(self)(self.sums + other.sums, self.mass + other.mass, *flags)
-
-
 class RowSums:
     """The metrics of each text, and sums over all texts by distance, in memory that grows with n and not n squared.
 
@@ -86,20 +67,27 @@ class RowSums:
         model: The model.
         attending: Its layers.
         layers: The numbers of those that are measured.
+        fewest: Tokens of a text that is measured.
     """
 
-    def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...]) -> None:
-        self.model, self.attending, self.layers = model, attending, layers
-        self.sinks = any(attending.sinks)
+    matrices = False
+    """Whether `_add` gets weights and visible keys of all rows, instead of `Rows`."""
+    texts: Texts | None
+    """Those of the batch that runs; None until they are known."""
+
+    def __init__(
+        self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], fewest: int = FEWEST
+    ) -> None:
+        self.model, self.attending, self.layers, self.fewest = model, attending, layers, fewest
         self.block = _BLOCK if model.device.type == "cpu" else _BLOCK_OF_GPU
         empty = on_float64_device(torch.zeros(len(layers), attending.heads, 1, device=model.device))
         self.mass = empty.double()  # by signed distance, (layer, head, 2n - 1)
-        self.most_keys, self.later = empty[:, 0, 0].long(), empty[:, 0, 0].bool()
+        # the most keys that a query sees, whether one sees later keys, and whether one sees no token that counts
+        self.facts = torch.zeros(len(layers), 3, dtype=torch.long, device=self.mass.device)
         self.spans: list[tuple[int, int]] = []  # of each text
         self.per_text: dict[int, dict[str, Tensor]] = {}  # metrics (text, layer, head) by batch
-        self.texts: Texts | None = None  # of the batch that runs
-        self.parts: dict[int, _Layer] = {}  # its layers by place
-        self.names: tuple[str, ...] = ()  # of the sums
+        self.parts: dict[int, tuple[Tensor, ...]] = {}  # sums by name, by distance, and facts of a batch, by place
+        self.placed: dict[int, dict[str, Tensor]] = {}  # metrics (text, head) of a batch by positions, by place
 
     def check_line(self, length: int) -> None:
         """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
@@ -111,47 +99,60 @@ class RowSums:
         if (more := length - (self.mass.shape[-1] + 1) // 2) > 0:
             self.mass = pad(self.mass, (more, more))
 
-    @contextmanager
-    def batch(self, number: int, included: Tensor | None) -> Iterator[None]:
-        """Measure the layers of a batch of texts that are added in a with-statement.
+    def add(self, number: int, inputs: Any, included: Tensor | None) -> None:
+        """Run the model on a batch of texts, and measure each text in each layer.
 
         Args:
             number: The number of the batch.
-            included: Which of its tokens count, (batch, n), on the CPU; None where the first layer shows them.
+            inputs: The batch, as for `observe_layers`.
+            included: Which of its tokens count, (batch, n), on the CPU; None: those that attend to themselves.
 
         Raises:
             ValueError: There are tokens between those that count, and distances over these are not known; or a query
                 sees none of those that count.
         """
-        self.texts, self.parts = None if included is None else Texts(included), {}
-        yield
+        self.texts, self.parts, self.placed = None if included is None else Texts(included, self.fewest), {}, {}
+        observe_layers(self.model, self.attending, self.layers, inputs, self._add, rows=not self.matrices)
         if self.texts is None or not self.parts:
             return
-        sums, mass, *of_layers = map(torch.stack, zip(*(self.parts[at] for at in sorted(self.parts)), strict=True))
-        most_keys, later, blind = of_layers
-        if bool(blind.any()):
-            raise ValueError("a query sees only the prefix or special tokens")
-        self.most_keys, self.later = self.most_keys.maximum(most_keys), self.later | later
+        sums, mass, facts = map(torch.stack, zip(*(self.parts[at] for at in sorted(self.parts)), strict=True))
+        self.facts = self.facts.maximum(facts)
+        for place in facts[:, 2].nonzero().flatten().tolist():
+            raise ValueError(f"in layer {self.layers[place]} a query sees only the prefix or special tokens")
         self.spans += [each for each in self.texts.spans if each[0] < each[1]]
-        self._grow(longest := (mass.shape[-1] + 1) // 2)
-        beyond = (self.mass.shape[-1] + 1) // 2 - longest
+        self._grow(int(self.texts.lengths.max()))
+        beyond = (self.mass.shape[-1] - mass.shape[-1]) // 2  # below 0 where texts begin at different tokens
         self.mass += pad(mass.sum(1), (beyond, beyond))
-        long = self.texts.lengths >= FEWEST
-        if bool(long.any()):
-            chosen = long.nonzero()[:, 0].to(mass.device)
-            n = self.texts.lengths.to(mass.device)[chosen, None]
-            sums, mass = sums.index_select(2, chosen), mass.index_select(1, chosen)
-            metrics = _metrics(dict(zip(self.names, sums.unbind(1), strict=True)), mass, n)
-            self.per_text[number] = {name: each.transpose(0, 1) for name, each in metrics.items()}
+        if chosen := self.texts.chosen.tolist():
+            n = self.texts.lengths[chosen, None].to(mass.device)
+            on_line = _metrics(sums[:, :, chosen], mass[:, chosen], n)
+            values = {name: each.transpose(0, 1) for name, each in on_line.items()}
+            if places := [self.placed[at] for at in sorted(self.placed)]:
+                by_place = {name: torch.stack([each[name] for each in places], 1) for name in places[0]}
+                values = by_place | {name: values[name] for name in _SHARES if name in values}
+            self.per_text[number] = values
 
-    def add(self, place: int, rows: Rows) -> None:
-        """Measure the texts of the batch in the layer at this place among the measured ones, in blocks of rows."""
+    def _add(self, place: int, rows: Rows) -> None:
+        """Measure the texts in the layer at this place among the measured ones, in blocks of rows."""
         texts: Any = self.texts
-        whole = texts.whole
-        height = max(1, self.block // (len(texts.spans) * self.attending.heads * max(1, whole.stop)))
-        for first in range(whole.start, whole.stop, height):
-            weights, visible = rows(slice(first, min(first + height, whole.stop)))
-            self._measure(place, weights, visible, first)
+        start, stop = texts.whole.start, texts.whole.stop
+        height = max(1, self.block // (len(texts.spans) * self.attending.heads * max(1, stop)))
+        for first in range(start, stop, height):
+            self._measure(place, *rows(slice(first, min(first + height, stop))), first)
+
+    def _measure_matrices(self, place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Measure matrices (batch, head, n, n), also by the positions of their tokens, and return as `_measure`."""
+        texts: Any = self.texts
+        own, uniform, seen = self._measure(
+            place, weights[..., texts.whole, :], visible[:, texts.whole], texts.whole.start
+        )
+        positions = self.model.positions_of(own.shape[-1])
+        if positions is not None and len(texts.chosen):
+            kept, chosen = texts.included[texts.chosen, texts.whole], texts.chosen.to(own.device)
+            observed = Observed(own[chosen], seen[chosen], weights.dtype, positions)
+            values = sample_metrics(observed, None if bool(kept.all()) else kept)
+            self.placed[place] = {name: each.to(self.mass.device) for name, each in values.items()}
+        return own, uniform, seen
 
     def _measure(self, place: int, weights: Tensor, visible: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Measure rows first, first + 1, ... of all texts of the batch in a layer.
@@ -179,40 +180,34 @@ class RowSums:
         mass, keys = kept.sum(-1), seen.sum(-1)  # (batch, head, rows), (batch, rows)
         seeing, whole = (keys > 0)[:, None], kept.shape == weights.shape and not unequal
         total = mass if whole else torch.where(seeing, weights.sum(-1), 0)
-        uniform = (seen / keys.clamp(min=1)[..., None]).to(weights.dtype)[:, None]
+        uniform = (seen.to(weights.dtype) / keys.clamp(min=1)[..., None])[:, None]
         own = kept / mass[..., None]
-        if not whole or self.sinks:
+        sinks = any(self.attending.sinks)
+        if not whole or sinks:
             own = torch.where(mass[..., None] > 0, own, uniform)  # uniform where the weight underflowed
         diagonal = own.diagonal(at, -2, -1)
         itself = diagonal.clone()
         diagonal.zero_()  # pairs leave it out, and the past must not be what is left after a subtraction
-        near, irregularity, difference, paired, past, sink = self._statistics(own, tolerance, first)
+        near, irregularity, difference, paired, past, on_first = self._statistics(own, tolerance, first)
         diagonal.copy_(itself)
         locality, of_uniform = itself + near, row_statistics(uniform[:, 0], pairs=False, first=at).locality[:, None]
         several = (keys > 1)[:, None]
-        compared = (locality, irregularity, difference, paired)
-        rows = dict(zip(_COMPARED, compared, strict=True)) | {
-            "past": ratio(2 * near, past),
-            "rows_with_past": past > 0,
-            "first": sink,
-            "gained": torch.where(several, locality - of_uniform, 0),
-            "most": torch.where(several, 1 - of_uniform, 0).expand_as(near),
-            "cut": total - mass,
-        }
-        if self.sinks:
-            with_sink = (locality * mass, irregularity * (mass > 0), difference * mass, paired * mass)
-            rows |= {f"{name}_with_sink": each for name, each in zip(_COMPARED, with_sink, strict=True)}
-            rows["sink"] = seeing.to(total) - total
-        self.names = tuple(rows)
-        sums = torch.stack([each.to(near.dtype) for each in rows.values()]).sum(-1).to(self.mass)
+        rows = [locality, irregularity, difference, paired, ratio(2 * near, past), past > 0, on_first, total - mass]
+        rows += [torch.where(several, each, 0) for each in (locality - of_uniform, (1 - of_uniform).expand_as(near))]
+        if sinks:
+            rows += [locality * mass, irregularity * (mass > 0), difference * mass, paired * mass]
+            rows += [seeing.to(total) - total]
+        sums = torch.stack([each.to(near.dtype) for each in rows]).sum(-1)
         length, by_distance = texts.whole.stop - texts.whole.start, diagonal_sums(own)
-        before = length - (last - texts.whole.start)  # the furthest key of the past is the first token of the last row
-        by_distance = pad(by_distance.to(self.mass), (before, 2 * length - 1 - before - by_distance.shape[-1]))
+        before = length - (at + own.shape[-2])  # the furthest key of the past is the first token of the last row
+        by_distance = pad(by_distance, (before, 2 * length - 1 - before - by_distance.shape[-1]))
         blind = seeing.sum() < int(texts.included[:, first:last].sum())
-        flags = keys.max(), seen.triu(at + 1).any(), blind
-        part = _Layer(sums, by_distance, *(each.to(self.mass.device) for each in flags))
-        earlier = self.parts.get(place)
-        self.parts[place] = part if earlier is None else earlier.joined(part)
+        facts = torch.stack([keys.max(), seen.triu(at + 1).any(), blind]).to(self.facts)
+        part = sums.to(self.mass), by_distance.to(self.mass), facts
+        if place in self.parts:
+            earlier = self.parts[place]
+            part = earlier[0] + part[0], earlier[1] + part[1], earlier[2].maximum(facts)
+        self.parts[place] = part
         return own, uniform, seen
 
     def _statistics(self, rows: Tensor, tolerance: Tolerance, first: int) -> Tensor:
@@ -223,10 +218,8 @@ class RowSums:
         texts: Any = self.texts
         measured = rows.new_zeros(6, *rows.shape[:-1])
         for (start, stop), members in texts.alike.items():
-            height, keys = (
-                slice(max(0, start - first), max(0, stop - first)),
-                slice(*(each - texts.whole.start for each in (start, stop))),
-            )
+            height, before = slice(max(0, start - first), max(0, stop - first)), texts.whole.start
+            keys = slice(start - before, stop - before)
             own = (rows if len(texts.alike) == 1 else rows[members])[..., height, keys]
             if own.numel():
                 hidden = stop - start - own.shape[-1]
@@ -244,26 +237,25 @@ class RowSums:
         per_text = self.per_text
         if rank_and_size()[1] > 1:  # their devices may be no device of this process
             per_text = tree_map(Tensor.cpu, per_text)
-        parts = gathered([(self.spans, per_text, self.most_keys.cpu(), self.later.cpu())])
-        spans, of_texts, most_keys, later = zip(*parts, strict=True)
+        spans, of_texts, facts = zip(*gathered([(self.spans, per_text, self.facts.cpu())]), strict=True)
         self.spans = [each for some in spans for each in some]
         self._grow(max((stop - start for start, stop in self.spans), default=1))
-        self.mass = summed(self.mass)
-        self.per_text = {number: layers for batches in of_texts for number, layers in batches.items()}
-        self.most_keys, self.later = torch.stack(most_keys).amax(0), torch.stack(later).any(0)
+        self.mass, self.facts = summed(self.mass), torch.stack(facts).amax(0)
+        self.per_text = {number: metrics for batches in of_texts for number, metrics in batches.items()}
 
     @property
     def causal(self) -> bool:
         """Whether no query of any layer sees a later key."""
-        return self.mass.shape[-1] > 1 and not bool(self.later.any())
+        return self.mass.shape[-1] > 1 and not bool(self.facts[:, 1].any())
 
-    def per_sample(self) -> dict[str, Tensor]:
-        """Return the metrics of all texts by name, each (text, layer, head), on the CPU.
+    def per_sample(self, *without: str) -> dict[str, Tensor]:
+        """Return the metrics of all texts by name but some, each (text, layer, head), on the CPU.
 
         Past locality is that of causal attention alone.
         """
-        batches = [of_batch for _, of_batch in sorted(self.per_text.items())]
-        names = [name for name in (batches[0] if batches else ()) if self.causal or name != "past_locality"]
+        batches = [metrics for _, metrics in sorted(self.per_text.items())]
+        without += () if self.causal else ("past_locality",)
+        names = [name for name in (batches[0] if batches else ()) if name not in without]
         return {name: torch.cat([each[name].to(self.mass.device) for each in batches]).cpu().double() for name in names}
 
     def result(self, *without: str, **source: Any) -> AveragedMetrics:
@@ -274,16 +266,17 @@ class RowSums:
         return AveragedMetrics(
             profile=self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs]),
             counts=counts,
-            most_keys=self.most_keys,
-            per_sample={name: each for name, each in self.per_sample().items() if name not in without},
+            most_keys=self.facts[:, 0].cpu(),
+            per_sample=self.per_sample(*without),
             layers=self.layers,
             source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
             other_layers=self.attending.others,
         )
 
 
-def _metrics(of: dict[str, Tensor], mass: Tensor, n: Tensor) -> dict[str, Tensor]:
-    """Return metrics (layer, text, head) from sums over rows, mass by distance, and lengths (text, 1)."""
+def _metrics(sums: Tensor, mass: Tensor, n: Tensor) -> dict[str, Tensor]:
+    """Return metrics (layer, text, head) from `_SUMS` (layer, name, text, head), mass and lengths (text, 1)."""
+    of = dict(zip(_SUMS, sums.unbind(1), strict=False))  # those with a sink are there only if heads have one
     past, future = sides_of(mass)
     by_ring = torch.cat([mass[..., past.shape[-1], None], past + future], -1)  # (batch, head, distance)
     distance = torch.arange(by_ring.shape[-1], device=mass.device)

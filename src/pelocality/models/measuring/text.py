@@ -1,21 +1,15 @@
 """Sums of attention over texts, and the metrics of each text."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
 from pelocality._distributed import summed
 from pelocality.models.layers import AttentionLayers
-from pelocality.models.measuring.rows import FEWEST, RowSums, Texts
-from pelocality.models.measuring.samples import Observed, sample_metrics
+from pelocality.models.measuring.rows import RowSums, Texts
 from pelocality.models.sequence_model import SequenceModel
 
 _MOST = 2**27  # weights of a layer that are added on the device of the model, and numbers of a sum there
-
-_SHARES = ("cut_share", "learned_sink")  # which positions leave as they are on a line
 
 # error of the softmax of equal logits, in eps: half precision is rounded once, from float32
 _SOFTMAX_EPS = {torch.float16: 1, torch.bfloat16: 1, torch.float32: 8, torch.float64: 8}
@@ -31,6 +25,8 @@ class TextSums(RowSums):
         length: The number of first positions that are added.
         without_first: Of a model without token ids, how many of its tokens are left out.
     """
+
+    matrices = True
 
     def __init__(
         self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], length: int, without_first: int
@@ -53,44 +49,26 @@ class TextSums(RowSums):
             shape = 0, more, 0, more
             self.sums = {name: nn.functional.pad(each.to(device), shape) for name, each in self.sums.items()}
 
-    @contextmanager
-    def batch(self, number: int, included: Tensor | None) -> Iterator[None]:
-        """Add the layers of a batch of texts, as in `RowSums.batch`."""
-        self.placed: dict[int, dict[str, Tensor]] = {}
-        with super().batch(number, included):
-            yield
-        if self.placed and number in self.per_text:
-            on_line, places = self.per_text[number], [self.placed[place] for place in sorted(self.placed)]
-            of_places = {name: torch.stack([each[name] for each in places], 1) for name in places[0]}
-            self.per_text[number] = of_places | {name: on_line[name] for name in _SHARES if name in on_line}
-
-    def add_matrices(self, place: int, weights: Tensor, visible: Tensor) -> None:
-        """Add the attention to the batch in one layer, (batch, head, n, n) and (batch, n, n), and measure each text."""
+    def _add(self, place: int, weights: Tensor, visible: Tensor) -> None:  # type: ignore[override]
+        """Add the attention in one layer, (batch, head, n, n) and (batch, n, n), and measure each text."""
         weights, visible = map(on_float64_device, (weights, visible))
         if weights.numel() > _MOST:
             weights, visible = weights.cpu(), visible.cpu()
         if self.texts is None:
             own = visible.diagonal(dim1=-2, dim2=-1).cpu()
             counting = own & (torch.arange(own.shape[1], device="cpu") >= self.before)
-            self.texts = Texts(counting[:, : self.before + self.most])
+            self.texts = Texts(counting[:, : self.before + self.most], self.fewest)
         part = self.texts.whole
         if part.start == part.stop:
             return
-        attention, uniform, pairs = self._measure(place, weights[..., part, :], visible[:, part], part.start)
+        own, uniform, pairs = self._measure_matrices(place, weights, visible)
         self._grow_matrices(part.stop, weights.device)
-        deviation = attention - uniform
+        deviation = own - uniform
         rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
         added = {"total": deviation, "squares": deviation.square(), "rounding": rounding.square(), "uniform": uniform}
         for name, each in (added | {"counts": pairs[:, None]}).items():
             total = self.sums[name][place, :, part, part]
             total += (each.sum(0) if len(each) > 1 else each[0]).to(total.device)
-        positions = self.model.positions_of(part.stop - part.start)
-        long = self.texts.lengths >= FEWEST
-        if positions is not None and bool(long.any()):
-            kept = self.texts.included[long, part]
-            observed = Observed(*(each[long.to(each.device)] for each in (attention, pairs)), weights.dtype, positions)
-            values = sample_metrics(observed, None if bool(kept.all()) else kept)
-            self.placed[place] = {name: each.to(self.mass.device) for name, each in values.items()}
 
     def add_processes(self) -> None:
         """Add the sums and the texts of all other processes, up to the longest text of all."""
