@@ -154,7 +154,7 @@ def test_the_batch_size_does_not_matter(batch_size):
 def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
     """At each layer, the tensors in memory hold one matrix per layer and head and one layer's, for any words."""
     model, alive = tiny("distilbert"), []
-    original = word_sums.sample_metrics
+    original = word_sums.WordSums._measure_matrices
 
     def spy(*args, **kwargs):
         gc.collect()
@@ -163,7 +163,7 @@ def test_memory_does_not_grow_with_the_number_of_words(monkeypatch):
         alive.append(sum(memory.values()))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(word_sums, "sample_metrics", spy)
+    monkeypatch.setattr(word_sums.WordSums, "_measure_matrices", spy)
     gc.freeze()  # what was made before is not looked at
     try:
         positional_attention(model, length=31, words=6, batch_size=1)

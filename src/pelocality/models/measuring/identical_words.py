@@ -1,6 +1,5 @@
 """Identical-word probing: the attention of one repeated word shows positions alone, as its content is constant."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +12,11 @@ from tqdm import tqdm
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.words import constant_content, repeated_words
-from pelocality.models.layers import attention_layers, observe_layers, texts_of
+from pelocality.models.layers import attention_layers, texts_of
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.rows import RowSums
-from pelocality.models.measuring.samples import hides_future
+from pelocality.models.measuring.samples import CAUSAL
 from pelocality.models.measuring.words import WordSums
 from pelocality.models.sequence_model import SequenceModel
 
@@ -127,31 +126,28 @@ def positional_attention(
         size = batch_size or math.ceil(share / math.ceil(share / max(1, min(64, at_most))))  # batches of about one size
         size = min(size, share) if model.content is None else 1
         starts = range(0, len(probe.names), size)[rank::processes]
-        sums: Any = WordSums(requested, any(attending.sinks), positions, len(probe.names), places)
+        sums: Any = (
+            WordSums(model, attending, requested, length) if matrices else RowSums(model, attending, requested, 1)
+        )
         if not matrices:
-            sums = RowSums(model, attending, requested)
             sums.check_line(length)
-        # the first word gives the shapes of matrices
-        batches = tqdm(starts or [0] * matrices, desc="identical words", unit="batch", delay=3, disable=not progress)
-        for start in batches:
+        for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
             inputs = probe.inputs(start, size)
-            add = functools.partial(sums.add, start, model.content is not None)
-            if not matrices:
-                included = torch.zeros(texts_of(inputs), positions.stop, dtype=torch.bool, device="cpu")
-                included[:, positions] = True
-                add = functools.partial(sums.add, start, included)
-            observe_layers(model, attending, requested, inputs, add, rows=not matrices)
+            included = torch.zeros(
+                texts_of(inputs) if model.content is None else 1, positions.stop, dtype=torch.bool, device="cpu"
+            )
+            included[:, positions] = True
+            sums.add(start, inputs, included)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)
     drawn = {"seed": count("seed", seed, 0)} if isinstance(words, int | np.integer) else {}
     fed = {"words": probe.names, "word_ids": probe.ids, "prefix": probe.prefix, "special_tokens": special_tokens}
+    sums.add_processes()
+    without = () if attending.added + probe.fed else ("cut_share",)
     if not matrices:
-        sums.add_processes()
-        without = () if attending.added + probe.fed else ("cut_share",)
         return sums.result(*without, equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
-    sums.add_processes(counts=bool(starts))
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible
-    source = provenance(
-        model, attending.dtype, causal=hides_future(sums.visible), equal_states=equal_states, **fed, **drawn
-    )
-    return PositionalAttention(mean, sums.per_word, requested, source, visible, attending.others, places)
+    source = provenance(model, attending.dtype, causal=sums.causal, equal_states=equal_states, **fed, **drawn)
+    per_word = sums.per_sample(*without, *(() if sums.causal else CAUSAL))
+    per_word = {name: values.to(mean) for name, values in per_word.items()}
+    return PositionalAttention(mean, per_word, requested, source, visible, attending.others, places)

@@ -1,6 +1,6 @@
 """Metrics of each word or text from blocks of the rows of its attention: no n x n matrix is computed."""
 
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,21 +15,49 @@ from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics._tolerance import Tolerance
 from pelocality.metrics.distances import narrowest, sides_of
 from pelocality.models.inputs.tokens import runs_of_tokens
-from pelocality.models.layers import AttentionLayers, Rows
+from pelocality.models.layers import AttentionLayers, Rows, observe_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedMetrics
+from pelocality.models.measuring.samples import Observed, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
 
 FEWEST = 3
 """Tokens of a text that has a symmetry."""
 
 # weights of all heads and texts at a time: about the size of a core's cache, or enough to occupy a GPU
-_BLOCK, _BLOCK_OF_GPU = 2**20, 2**25
+_BLOCK, _BLOCK_OF_GPU = 2**20, 2**26
 _SHARE = 0.9  # of the attention within a window, as in `window`
 
 _COMPARED = ("locality", "irregularity", "difference", "paired")
-_OTHERS = ("past", "rows_with_past", "first", "gained", "most", "cut", "sink")
-_SUMS = (*_COMPARED, *_OTHERS, *(f"{name}_with_sink" for name in _COMPARED))
+_OTHERS = ("past", "rows_with_past", "first", "cut", "gained", "most")
+_SUMS = (*_COMPARED, *_OTHERS, *(f"{name}_with_sink" for name in _COMPARED), "sink")
+_SHARES = ("cut_share", "learned_sink")  # these do not depend on positions
+
+
+class Texts:
+    """Which tokens of a batch count, and where its texts lie.
+
+    Attributes:
+        included: These tokens, (batch, n).
+        spans: The first token of each text and the one behind its last.
+        alike: The numbers of the texts with each span.
+        whole: The tokens from the first of any text to the last of any.
+        lengths: The number of tokens of each text, (batch,), on the CPU.
+        chosen: The numbers of the texts that are long enough to be measured.
+    """
+
+    def __init__(self, included: Tensor, fewest: int) -> None:
+        if bool((runs_of_tokens(included) > 1).any()):
+            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
+        self.included, self.lengths = included, included.sum(1)
+        self.chosen = (self.lengths >= fewest).nonzero().flatten()
+        starts = included.int().argmax(1)
+        self.spans = list(zip(starts.tolist(), (starts + self.lengths).tolist(), strict=True))
+        self.alike: dict[tuple[int, int], list[int]] = {}
+        for text, span in enumerate(self.spans):
+            self.alike.setdefault(span, []).append(text)
+        counting = [span for span in self.alike if span[0] < span[1]] or [(0, 0)]
+        self.whole = slice(min(start for start, _ in counting), max(stop for _, stop in counting))
 
 
 class RowSums:
@@ -39,17 +67,27 @@ class RowSums:
         model: The model.
         attending: Its layers.
         layers: The numbers of those that are measured.
+        fewest: Tokens of a text that is measured.
     """
 
-    def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...]) -> None:
-        self.model, self.attending, self.layers = model, attending, layers
-        self.heads, self.sinks = attending.heads, any(attending.sinks)
+    matrices = False
+    """Whether `_add` gets weights and visible keys of all rows, instead of `Rows`."""
+    texts: Texts | None
+    """Those of the batch that runs; None until they are known."""
+
+    def __init__(
+        self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], fewest: int = FEWEST
+    ) -> None:
+        self.model, self.attending, self.layers, self.fewest = model, attending, layers, fewest
         self.block = _BLOCK if model.device.type == "cpu" else _BLOCK_OF_GPU
-        empty = on_float64_device(torch.zeros(len(layers), self.heads, 1, device=model.device))
+        empty = on_float64_device(torch.zeros(len(layers), attending.heads, 1, device=model.device))
         self.mass = empty.double()  # by signed distance, (layer, head, 2n - 1)
-        self.most_keys, self.later = empty[:, 0, 0].long(), empty[:, 0, 0].bool()
+        # the most keys that a query sees, whether one sees later keys, and whether one sees no token that counts
+        self.facts = torch.zeros(len(layers), 3, dtype=torch.long, device=self.mass.device)
         self.spans: list[tuple[int, int]] = []  # of each text
-        self.per_text: dict[int, dict[int, dict[str, Tensor]]] = {}  # metrics (batch, head) by batch and by layer
+        self.per_text: dict[int, dict[str, Tensor]] = {}  # metrics (text, layer, head) by batch
+        self.parts: dict[int, tuple[Tensor, ...]] = {}  # sums by name, by distance, and facts of a batch, by place
+        self.placed: dict[int, dict[str, Tensor]] = {}  # metrics (text, head) of a batch by positions, by place
 
     def check_line(self, length: int) -> None:
         """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
@@ -61,87 +99,164 @@ class RowSums:
         if (more := length - (self.mass.shape[-1] + 1) // 2) > 0:
             self.mass = pad(self.mass, (more, more))
 
-    def add(self, number: int, included: Tensor, place: int, rows: Rows) -> None:
-        """Measure a batch of texts in one layer.
+    def add(self, number: int, inputs: Any, included: Tensor | None) -> None:
+        """Run the model on a batch of texts, and measure each text in each layer.
 
         Args:
             number: The number of the batch.
-            included: Which of its tokens count, (batch, n), on the CPU.
-            place: The place of the layer among the measured ones.
-            rows: The attention of the layer.
+            inputs: The batch, as for `observe_layers`.
+            included: Which of its tokens count, (batch, n), on the CPU; None: those that attend to themselves.
 
         Raises:
-            ValueError: There are tokens between those that count, and distances over these are not known.
+            ValueError: There are tokens between those that count, and distances over these are not known; or a query
+                sees none of those that count.
         """
-        if bool((runs_of_tokens(included) > 1).any()):
-            raise ValueError("a text has special tokens between its words; include them with special_tokens=True")
-        lengths = included.sum(1)
-        starts, longest = included.int().argmax(1), int(lengths.max())
-        texts = list(zip(starts.tolist(), (starts + lengths).tolist(), strict=True))
-        alike = {tokens: [text for text, each in enumerate(texts) if each == tokens] for tokens in texts}
-        if not longest:
+        self.texts, self.parts, self.placed = None if included is None else Texts(included, self.fewest), {}, {}
+        observe_layers(self.model, self.attending, self.layers, inputs, self._add, rows=not self.matrices)
+        if self.texts is None or not self.parts:
             return
-        begin, end = min(start for start, _ in alike), max(stop for _, stop in alike)
-        self._grow(longest)
-        sums = self.mass.new_zeros(len(texts), self.heads, len(_SUMS))
-        mass = self.mass.new_zeros(len(texts), self.heads, 2 * longest - 1)
-        height = max(1, self.block // (len(texts) * self.heads * end))
-        for first in range(begin, end, height):
-            last = min(first + height, end)
-            weights, visible = rows(slice(first, last))
-            for (start, stop), members in alike.items():
-                top, bottom = max(first, start), min(last, stop)
-                if top >= bottom:
-                    continue
-                these = slice(None) if len(members) == len(texts) else members
-                part, tokens = slice(top - first, bottom - first), slice(start, stop)
-                block = _Block.of(weights[these][..., part, :], visible[these][:, part], tokens, top - start)
-                by_distance = diagonal_sums(block.weights)
-                # the furthest key of the past is the first token of the last row
-                at = longest - (bottom - start)
-                mass[these, :, at : at + by_distance.shape[-1]] += by_distance.to(mass)
-                sums[these] += block.sums(self.sinks).to(mass)
-                self.most_keys[place] = self.most_keys[place].maximum(block.seen.sum(-1).max().to(self.most_keys))
-                self.later[place] |= block.seen.triu(block.first + 1).any().to(self.later)
-        if place == 0:  # every layer reads the same texts
-            self.spans += [each for each in texts if each[0] < each[1]]
-        beyond = (self.mass.shape[-1] + 1) // 2 - longest
-        self.mass[place] += pad(mass.sum(0), (beyond, beyond))
-        some = lengths >= FEWEST
-        if bool(some.any()):
-            n, some = lengths[some, None].to(mass.device), some.to(mass.device)
-            self.per_text.setdefault(number, {})[place] = _metrics(sums[some], mass[some], n, self.sinks)
+        sums, mass, facts = map(torch.stack, zip(*(self.parts[at] for at in sorted(self.parts)), strict=True))
+        self.facts = self.facts.maximum(facts)
+        for place in facts[:, 2].nonzero().flatten().tolist():
+            raise ValueError(f"in layer {self.layers[place]} a query sees only the prefix or special tokens")
+        self.spans += [each for each in self.texts.spans if each[0] < each[1]]
+        self._grow(int(self.texts.lengths.max()))
+        beyond = (self.mass.shape[-1] - mass.shape[-1]) // 2  # below 0 where texts begin at different tokens
+        self.mass += pad(mass.sum(1), (beyond, beyond))
+        if chosen := self.texts.chosen.tolist():
+            n = self.texts.lengths[chosen, None].to(mass.device)
+            on_line = _metrics(sums[:, :, chosen], mass[:, chosen], n)
+            values = {name: each.transpose(0, 1) for name, each in on_line.items()}
+            if places := [self.placed[at] for at in sorted(self.placed)]:
+                by_place = {name: torch.stack([each[name] for each in places], 1) for name in places[0]}
+                values = by_place | {name: values[name] for name in _SHARES if name in values}
+            self.per_text[number] = values
+
+    def _add(self, place: int, rows: Rows) -> None:
+        """Measure the texts in the layer at this place among the measured ones, in blocks of rows."""
+        texts: Any = self.texts
+        start, stop = texts.whole.start, texts.whole.stop
+        height = max(1, self.block // (len(texts.spans) * self.attending.heads * max(1, stop)))
+        for first in range(start, stop, height):
+            self._measure(place, *rows(slice(first, min(first + height, stop))), first)
+
+    def _measure_matrices(self, place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Measure matrices (batch, head, n, n), also by the positions of their tokens, and return as `_measure`."""
+        texts: Any = self.texts
+        own, uniform, seen = self._measure(
+            place, weights[..., texts.whole, :], visible[:, texts.whole], texts.whole.start
+        )
+        positions = self.model.positions_of(own.shape[-1])
+        if positions is not None and len(texts.chosen):
+            kept, chosen = texts.included[texts.chosen, texts.whole], texts.chosen.to(own.device)
+            observed = Observed(own[chosen], seen[chosen], weights.dtype, positions)
+            values = sample_metrics(observed, None if bool(kept.all()) else kept)
+            self.placed[place] = {name: each.to(self.mass.device) for name, each in values.items()}
+        return own, uniform, seen
+
+    def _measure(self, place: int, weights: Tensor, visible: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Measure rows first, first + 1, ... of all texts of the batch in a layer.
+
+        Args:
+            place: The place of the layer.
+            weights: The rows over all keys, (batch, head, rows, n), or without keys behind the last row that none sees.
+            visible: The keys that each query sees, (batch, rows, n).
+            first: The position of the first row.
+
+        Returns:
+            Over the keys from the first of any text to the last of any: the weights (batch, head, rows, m) in at least
+            float32, renormalised over each text and 0 outside of it; uniform ones (batch, 1, rows, m); and the keys of
+            the text that each query sees, (batch, rows, m).
+        """
+        texts: Any = self.texts
+        tolerance, last, at = Tolerance.for_dtype(weights.dtype), first + weights.shape[-2], first - texts.whole.start
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        kept, seen = weights[..., texts.whole], visible[..., texts.whole]
+        unequal = len(texts.alike) > 1
+        if unequal:
+            here = texts.included.to(weights.device)
+            seen = seen & here[:, first:last, None] & here[:, None, texts.whole][..., : seen.shape[-1]]
+            kept = kept.masked_fill(~seen[:, None], 0)
+        mass, keys = kept.sum(-1), seen.sum(-1)  # (batch, head, rows), (batch, rows)
+        seeing, whole = (keys > 0)[:, None], kept.shape == weights.shape and not unequal
+        total = mass if whole else torch.where(seeing, weights.sum(-1), 0)
+        uniform = (seen.to(weights.dtype) / keys.clamp(min=1)[..., None])[:, None]
+        own = kept / mass[..., None]
+        sinks = any(self.attending.sinks)
+        if not whole or sinks:
+            own = torch.where(mass[..., None] > 0, own, uniform)  # uniform where the weight underflowed
+        diagonal = own.diagonal(at, -2, -1)
+        itself = diagonal.clone()
+        diagonal.zero_()  # pairs leave it out, and the past must not be what is left after a subtraction
+        near, irregularity, difference, paired, past, on_first = self._statistics(own, tolerance, first)
+        diagonal.copy_(itself)
+        locality, of_uniform = itself + near, row_statistics(uniform[:, 0], pairs=False, first=at).numbers[1][:, None]
+        several = (keys > 1)[:, None]
+        rows = [locality, irregularity, difference, paired, ratio(2 * near, past), past > 0, on_first, total - mass]
+        rows += [torch.where(several, each, 0) for each in (locality - of_uniform, (1 - of_uniform).expand_as(near))]
+        if sinks:
+            rows += [locality * mass, irregularity * (mass > 0), difference * mass, paired * mass]
+            rows += [seeing.to(total) - total]
+        sums = torch.stack([each.to(near.dtype) for each in rows]).sum(-1)
+        length, by_distance = texts.whole.stop - texts.whole.start, diagonal_sums(own)
+        before = length - (at + own.shape[-2])  # the furthest key of the past is the first token of the last row
+        by_distance = pad(by_distance, (before, 2 * length - 1 - before - by_distance.shape[-1]))
+        blind = seeing.sum() < int(texts.included[:, first:last].sum())
+        facts = torch.stack([keys.max(), seen.triu(at + 1).any(), blind]).to(self.facts)
+        part = sums.to(self.mass), by_distance.to(self.mass), facts
+        if place in self.parts:
+            earlier = self.parts[place]
+            part = earlier[0] + part[0], earlier[1] + part[1], earlier[2].maximum(facts)
+        self.parts[place] = part
+        return own, uniform, seen
+
+    def _statistics(self, rows: Tensor, tolerance: Tolerance, first: int) -> Tensor:
+        """Return locality, irregularity, difference, paired, the weight beside the diagonal and that on the first key.
+
+        Each text is measured as a matrix of its own tokens, texts of the same tokens together; (6, batch, head, rows).
+        """
+        texts: Any = self.texts
+        measured = rows.new_zeros(6, *rows.shape[:-1])
+        for (start, stop), members in texts.alike.items():
+            height, before = slice(max(0, start - first), max(0, stop - first)), texts.whole.start
+            keys = slice(start - before, stop - before)
+            own = (rows if len(texts.alike) == 1 else rows[members])[..., height, keys]
+            if own.numel():
+                hidden = stop - start - own.shape[-1]
+                flat = (pad(own, (0, hidden)) if hidden else own).flatten(0, 1)
+                numbers = row_statistics(flat, tolerance, first=max(first - start, 0)).numbers
+                of_rows = torch.cat([numbers[1:5], numbers[5:].sum(0, keepdim=True)])  # both sides: beside the diagonal
+                of_rows = torch.cat([of_rows.unflatten(1, own.shape[:2]), own[None, ..., 0]])
+                if len(texts.alike) == 1:
+                    return of_rows
+                measured[:, members, :, height] = of_rows
+        return measured
 
     def add_processes(self) -> None:
         """Add the texts of all other processes."""
         per_text = self.per_text
         if rank_and_size()[1] > 1:  # their devices may be no device of this process
             per_text = tree_map(Tensor.cpu, per_text)
-        parts = gathered([(self.spans, per_text, self.most_keys.cpu(), self.later.cpu())])
-        spans, of_texts, most_keys, later = zip(*parts, strict=True)
+        spans, of_texts, facts = zip(*gathered([(self.spans, per_text, self.facts.cpu())]), strict=True)
         self.spans = [each for some in spans for each in some]
         self._grow(max((stop - start for start, stop in self.spans), default=1))
-        self.mass = summed(self.mass)
-        self.per_text = {number: layers for batches in of_texts for number, layers in batches.items()}
-        self.most_keys, self.later = torch.stack(most_keys).amax(0), torch.stack(later).any(0)
+        self.mass, self.facts = summed(self.mass), torch.stack(facts).amax(0)
+        self.per_text = {number: metrics for batches in of_texts for number, metrics in batches.items()}
 
     @property
     def causal(self) -> bool:
         """Whether no query of any layer sees a later key."""
-        return self.mass.shape[-1] > 1 and not bool(self.later.any())
+        return self.mass.shape[-1] > 1 and not bool(self.facts[:, 1].any())
 
-    def per_sample(self) -> dict[str, Tensor]:
-        """Return the metrics of all texts by name, each (text, layer, head), on the CPU.
+    def per_sample(self, *without: str) -> dict[str, Tensor]:
+        """Return the metrics of all texts by name but some, each (text, layer, head), on the CPU.
 
         Past locality is that of causal attention alone.
         """
-        batches = [[layers[place] for place in sorted(layers)] for _, layers in sorted(self.per_text.items())]
-        names = [name for name in (batches[0][0] if batches else ()) if self.causal or name != "past_locality"]
-        device = self.mass.device
-        by_batch = [
-            {name: torch.stack([each[name].to(device) for each in some], 1) for name in names} for some in batches
-        ]
-        return {name: torch.cat([each[name] for each in by_batch]).cpu().double() for name in names}
+        batches = [metrics for _, metrics in sorted(self.per_text.items())]
+        without += () if self.causal else ("past_locality",)
+        names = [name for name in (batches[0] if batches else ()) if name not in without]
+        return {name: torch.cat([each[name].to(self.mass.device) for each in batches]).cpu().double() for name in names}
 
     def result(self, *without: str, **source: Any) -> AveragedMetrics:
         """Return the result, on the CPU, without some of its metrics and with more of its provenance."""
@@ -151,81 +266,17 @@ class RowSums:
         return AveragedMetrics(
             profile=self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs]),
             counts=counts,
-            most_keys=self.most_keys,
-            per_sample={name: each for name, each in self.per_sample().items() if name not in without},
+            most_keys=self.facts[:, 0].cpu(),
+            per_sample=self.per_sample(*without),
             layers=self.layers,
             source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
             other_layers=self.attending.others,
         )
 
 
-class _Block(NamedTuple):
-    """Some rows of attention.
-
-    Attributes:
-        weights: Rows first, first + 1, ... over some tokens that sum to 1, (batch, head, rows, n), a copy.
-        kept: The same before they were renormalised.
-        total: The sum of each row over all keys, (batch, head, rows).
-        seen: The keys that each query sees, (batch, rows, n).
-        first: The position of the first row.
-        tolerance: Up to which a row counts as constant.
-    """
-
-    weights: Tensor
-    kept: Tensor
-    total: Tensor
-    seen: Tensor
-    first: int
-    tolerance: Tolerance
-
-    @classmethod
-    def of(cls, weights: Tensor, visible: Tensor, tokens: slice, first: int) -> Self:
-        """Return the part over some tokens of rows over all keys, (batch, head, rows, m) and (batch, rows, m)."""
-        tolerance = Tolerance.for_dtype(weights.dtype)
-        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        kept, seen = weights[..., tokens], visible[..., tokens]
-        mass, keys = kept.sum(-1, keepdim=True), seen.sum(-1, keepdim=True)
-        if not bool(keys.all()):
-            raise ValueError("a query sees only the prefix or special tokens")
-        uniform = (seen / keys).to(kept.dtype)[:, None]
-        own = torch.where(mass > 0, kept / mass, uniform)  # uniform where the weight underflowed
-        return cls(own, kept, weights.sum(-1), seen, first, tolerance)
-
-    def sums(self, sinks: bool) -> Tensor:
-        """Return `_SUMS` over the rows, (batch, head, name). The weight of each token on itself is set to 0."""
-        diagonal = self.weights.diagonal(self.first, -2, -1)
-        own = diagonal.clone()
-        diagonal.zero_()  # pairs leave it out, and the past must not be what is left after a subtraction
-        statistics = self._statistics(self.weights)
-        past, near, irregularity, difference, paired = statistics
-        locality, keys = own + near, self.seen.sum(-1)[:, None]  # (batch, 1, rows)
-        seen = row_statistics(self.seen.to(own.dtype), pairs=False, first=self.first).numbers[1]
-        uniform = seen[:, None] / keys
-        rows = (
-            locality,
-            irregularity,
-            difference,
-            paired,
-            ratio(2 * near, past),
-            past > 0,
-            self.weights[..., 0],
-            torch.where(keys > 1, locality - uniform, 0),
-            torch.where(keys > 1, 1 - uniform, 0).expand_as(own),
-            self.total - self.kept.sum(-1),
-            1 - self.total,
-            *(self._statistics(self.kept)[1:] if sinks else (past,) * 4),
-        )
-        return torch.stack([each.to(own.dtype).sum(-1) for each in rows], -1)
-
-    def _statistics(self, weights: Tensor) -> tuple[Tensor, ...]:
-        """Return the weight beside the diagonal, locality, irregularity, difference and paired, (batch, head, rows)."""
-        numbers = row_statistics(weights.flatten(0, 1), self.tolerance, first=self.first).numbers
-        return tuple(each.view(weights.shape[:3]) for each in (numbers[5] + numbers[6], *numbers[1:5]))
-
-
-def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Tensor]:
-    """Return metrics (batch, head) from `_SUMS` (batch, head, name), mass by distance, and lengths (batch, 1)."""
-    of = dict(zip(_SUMS, sums.unbind(-1), strict=True))
+def _metrics(sums: Tensor, mass: Tensor, n: Tensor) -> dict[str, Tensor]:
+    """Return metrics (layer, text, head) from `_SUMS` (layer, name, text, head), mass and lengths (text, 1)."""
+    of = dict(zip(_SUMS, sums.unbind(1), strict=False))  # those with a sink are there only if heads have one
     past, future = sides_of(mass)
     by_ring = torch.cat([mass[..., past.shape[-1], None], past + future], -1)  # (batch, head, distance)
     distance = torch.arange(by_ring.shape[-1], device=mass.device)
@@ -245,4 +296,4 @@ def _metrics(sums: Tensor, mass: Tensor, n: Tensor, sinks: bool) -> dict[str, Te
         "window": narrowest(by_ring, _SHARE).double(),
         "cut_share": of["cut"] / n,
     }
-    return values | ({"learned_sink": of["sink"] / n} | published("_with_sink") if sinks else {})
+    return values | ({"learned_sink": of["sink"] / n} | published("_with_sink") if "sink" in of else {})

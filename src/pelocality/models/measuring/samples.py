@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from pelocality import metrics
-from pelocality.metrics._row_pass import row_statistics
 from pelocality.metrics.published import measurement
 from pelocality.positions import Positions
 
@@ -53,9 +52,3 @@ def sample_metrics(observed: Observed, mask: Tensor | None = None) -> dict[str, 
 def causal_metrics(positions: Positions | None) -> tuple[str, ...]:
     """Return `CAUSAL`, without those that need a past where positions have none."""
     return CAUSAL if positions is None or positions.has_directions else CAUSAL[1:]
-
-
-def metrics_with_sink(weights: Tensor) -> dict[str, Tensor]:
-    """Return the published metrics of weights (batch, head, n, n) as they are: rows sum to 1 less the sink's share."""
-    named = zip(PUBLISHED, row_statistics(weights.reshape(-1, *weights.shape[-2:])).pooled(), strict=True)
-    return {f"{name}_with_sink": value.reshape(weights.shape[:2]).to(weights.device) for name, value in named}

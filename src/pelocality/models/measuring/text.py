@@ -5,9 +5,8 @@ from torch import Tensor, nn
 
 from pelocality._checks import on_float64_device
 from pelocality._distributed import summed
-from pelocality.models.layers import AttentionLayers, Rows
-from pelocality.models.measuring.rows import FEWEST, RowSums
-from pelocality.models.measuring.samples import Observed, sample_metrics
+from pelocality.models.layers import AttentionLayers
+from pelocality.models.measuring.rows import RowSums, Texts
 from pelocality.models.sequence_model import SequenceModel
 
 _MOST = 2**27  # weights of a layer that are added on the device of the model, and numbers of a sum there
@@ -26,6 +25,8 @@ class TextSums(RowSums):
         length: The number of first positions that are added.
         without_first: Of a model without token ids, how many of its tokens are left out.
     """
+
+    matrices = True
 
     def __init__(
         self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], length: int, without_first: int
@@ -48,58 +49,26 @@ class TextSums(RowSums):
             shape = 0, more, 0, more
             self.sums = {name: nn.functional.pad(each.to(device), shape) for name, each in self.sums.items()}
 
-    def add(self, number: int, included: Tensor | None, place: int, rows: Rows) -> None:
-        """Add the attention to a batch of texts in one layer, and measure each text.
-
-        Args:
-            number: The number of the batch.
-            included: Which of its tokens count, (batch, n); None for a model without token ids, of which those count
-                that attend to themselves.
-            place: The place of the layer among the added ones.
-            rows: The attention of the layer.
-        """
-        weights, visible = map(on_float64_device, rows(slice(None)))
+    def _add(self, place: int, weights: Tensor, visible: Tensor) -> None:  # type: ignore[override]
+        """Add the attention in one layer, (batch, head, n, n) and (batch, n, n), and measure each text."""
+        weights, visible = map(on_float64_device, (weights, visible))
         if weights.numel() > _MOST:
             weights, visible = weights.cpu(), visible.cpu()
-        if included is None:
+        if self.texts is None:
             own = visible.diagonal(dim1=-2, dim2=-1).cpu()
-            included = (own & (torch.arange(own.shape[1], device="cpu") >= self.before))[:, : self.before + self.most]
-        super().add(number, included, place, lambda part: (weights[..., part, :], visible[:, part]))
-        m, here = included.shape[1], included.to(weights.device)
-        pairs = here[:, :, None] & here[:, None, :] & visible[:, :m, :m]
-        attention = self._add_pairs(place, weights, pairs)
-        first, *_, last = included.any(0).nonzero().flatten().tolist() * 2 or [0, -1]
-        # positions are of the tokens that are measured, from the first one on
-        positions = self.model.positions_of(last + 1 - first) if last >= first else None
-        of_texts, part = self.per_text.get(number, {}), slice(first, last + 1)
-        if positions is not None and place in of_texts:
-            some = included.sum(1) >= FEWEST
-            attention, pairs = (each[some.to(each.device)][..., part, part] for each in (attention, pairs))
-            kept, shares = included[some, part], {"cut_share", "learned_sink"} & of_texts[place].keys()
-            observed = Observed(attention, pairs, weights.dtype, positions)
-            on_line, of_texts[place] = of_texts[place], sample_metrics(observed, None if bool(kept.all()) else kept)
-            of_texts[place] |= {name: on_line[name] for name in shares}
-
-    def _add_pairs(self, place: int, weights: Tensor, pairs: Tensor) -> Tensor:
-        """Add the attention (batch, head, n, n) of a batch over the included pairs (batch, m, m), m <= n.
-
-        Returns:
-            (batch, head, m, m): the attention over those pairs in at least float32, rows renormalised; 0 elsewhere.
-        """
-        m = pairs.shape[-1]
-        self._grow_matrices(m, weights.device)
-        included = weights[..., :m, :m].double() * pairs[:, None]  # (batch, head, m, m)
-        mass = included.sum(-1, keepdim=True)
-        keys = pairs.sum(-1, keepdim=True)[:, None].double()  # (batch, 1, m, 1)
-        uniform = pairs[:, None] / keys.clamp(min=1)
-        attention = torch.where(mass > 0, included / mass, uniform)  # uniform where the weight underflowed
-        deviation = attention - uniform
+            counting = own & (torch.arange(own.shape[1], device="cpu") >= self.before)
+            self.texts = Texts(counting[:, : self.before + self.most], self.fewest)
+        part = self.texts.whole
+        if part.start == part.stop:
+            return
+        own, uniform, pairs = self._measure_matrices(place, weights, visible)
+        self._grow_matrices(part.stop, weights.device)
+        deviation = own - uniform
         rounding = _SOFTMAX_EPS[weights.dtype] * torch.finfo(weights.dtype).eps * uniform
         added = {"total": deviation, "squares": deviation.square(), "rounding": rounding.square(), "uniform": uniform}
         for name, each in (added | {"counts": pairs[:, None]}).items():
-            total = self.sums[name][place, :, :m, :m]
-            total += each.sum(0).to(total.device)
-        return attention.to(torch.promote_types(weights.dtype, torch.float32))
+            total = self.sums[name][place, :, part, part]
+            total += (each.sum(0) if len(each) > 1 else each[0]).to(total.device)
 
     def add_processes(self) -> None:
         """Add the sums and the texts of all other processes, up to the longest text of all."""

@@ -1,6 +1,5 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.batches import TextBatches
-from pelocality.models.layers import attention_layers, observe_layers
+from pelocality.models.layers import attention_layers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
 from pelocality.models.measuring.rows import FEWEST, RowSums
-from pelocality.models.measuring.samples import hides_future
 from pelocality.models.measuring.text import TextSums
 from pelocality.models.sequence_model import SequenceModel
 
@@ -175,9 +173,7 @@ def text_average(
                     sums = RowSums(model, attending, requested)
                     sums.check_line(length)
             if number % processes == rank:
-                tokens = None if included is None else included[:, :length]
-                add = functools.partial(sums.add, number, tokens)
-                observe_layers(model, attending, requested, inputs, add, rows=True)
+                sums.add(number, inputs, None if included is None else included[:, :length])
         must_agree += batches.checksums
         if sums is None:
             raise ValueError("texts is empty; pass some text (a generator can be read only once)")
@@ -200,7 +196,7 @@ def text_average(
     visible = sums.sums["counts"][:, 0, part, part] > 0
     special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
     numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
-    source = provenance(model, attending.dtype, causal=hides_future(visible), special_tokens=special_tokens, **numbers)
+    source = provenance(model, attending.dtype, causal=sums.causal, special_tokens=special_tokens, **numbers)
     seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
     base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
     return TextAverage(*base, share=share, counts=counts[part])
