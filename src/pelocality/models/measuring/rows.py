@@ -226,7 +226,7 @@ class RowSums:
                 flat = (pad(own, (0, hidden)) if hidden else own).flatten(0, 1)
                 numbers = row_statistics(flat, tolerance, first=max(first - start, 0)).numbers
                 of_rows = torch.cat([numbers[1:5], numbers[5:].sum(0, keepdim=True)])  # both sides: beside the diagonal
-                of_rows = torch.cat([of_rows.unflatten(1, own.shape[:2]), own[None, ..., 0]])
+                of_rows = torch.cat([of_rows.reshape(len(of_rows), *own.shape[:2], -1), own[None, ..., 0]])
                 if len(texts.alike) == 1:
                     return of_rows
                 measured[:, members, :, height] = of_rows

@@ -74,7 +74,7 @@ class TextSums(RowSums):
         """Add the sums and the texts of all other processes, up to the longest text of all."""
         super().add_processes()
         self._grow_matrices(max((stop for _, stop in self.spans), default=0), self.sums["counts"].device)
-        self.sums = {name: summed(each).cpu() for name, each in self.sums.items()}
+        self.sums = {name: summed(each) for name, each in self.sums.items()}
 
     def share(self) -> Tensor:
         """Return the share (layer, head), NaN where no pair of positions is in two sentences."""
@@ -84,4 +84,4 @@ class TextSums(RowSums):
         # a pair in one sentence only cannot be predicted from others
         parts = [each.where(counts >= 2, 0.0).sum((-2, -1)) for each in (error, squares, self.sums["rounding"])]
         error, squares, rounding = parts
-        return torch.where(squares > rounding, 1 - error / squares, torch.nan)
+        return torch.where(squares > rounding, 1 - error / squares, torch.nan).cpu()

@@ -187,13 +187,14 @@ def text_average(
         numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
         return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
     share = sums.share()
-    counts = sums.sums["counts"][0, 0].diagonal()  # every query sees itself
+    counts = sums.sums["counts"][0, 0].diagonal().cpu()  # every query sees itself
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)
     if not bool(counts[part].all()):
         raise ValueError(f"texts have tokens to measure from position {first} to {last}, but not at each between")
-    mean = (sums.sums["total"] + sums.sums["uniform"])[..., part, part] / counts[part, None]
-    visible = sums.sums["counts"][:, 0, part, part] > 0
+    total = (sums.sums["total"] + sums.sums["uniform"])[..., part, part]
+    mean = (total / counts[part, None].to(total.device)).cpu()
+    visible = (sums.sums["counts"][:, 0, part, part] > 0).cpu()
     special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
     numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
     source = provenance(model, attending.dtype, causal=sums.causal, special_tokens=special_tokens, **numbers)
