@@ -15,7 +15,7 @@ from pelocality.encodings.base import Encoding, check_encoding
 from pelocality.encodings.base_relative import RelativeEncoding
 
 _LONG = 2**18  # scores per head from which attention without the matrix is faster on a CPU
-_MANY = 2**23  # scores of all heads from which our kernels are faster on a GPU
+_MANY = 2**26  # scores of all heads from which our kernels are faster on a GPU
 _OF_TOKENS = "of a tokenizer's mask pass attention_mask[:, None, None].bool()"
 
 
