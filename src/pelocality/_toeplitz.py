@@ -37,6 +37,15 @@ def diagonals(column: Tensor, row: Tensor) -> Tensor:
     return torch.cat([column[..., 1:].flip(-1), row], dim=-1)
 
 
+def row_sums(numbers: Tensor, queries: int | None = None) -> Tensor:
+    """Sum along the rows of Toeplitz matrices, given by diagonal: (heads, q + k - 1) -> (heads, q); None: q = k."""
+    queries = (numbers.shape[-1] + 1) // 2 if queries is None else queries
+    keys = numbers.shape[-1] - queries + 1
+    past = numbers[:, :keys].flip(-1).cumsum(-1)  # index m: distances -m to 0
+    future = pad(numbers[:, keys:], (1, 0)).cumsum(-1)  # index m: distances 1 to m
+    return past[:, keys - queries :] + future[:, :queries].flip(-1)
+
+
 def diagonal_sums(matrix: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Sum along the diagonals, furthest past first: (..., q, k) -> (..., q + k - 1)."""
     queries, keys = matrix.shape[-2:]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_choice, count
-from pelocality._toeplitz import toeplitz
+from pelocality._toeplitz import row_sums, toeplitz
 from pelocality.encodings._checks import PerHead, per_head, positive
 from pelocality.encodings._scores import masked_softmax
 from pelocality.encodings.base import check_lengths
@@ -190,7 +190,7 @@ class AttenuatedEncoding(RelativeEncoding):
     def _unnormalised(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
         """Return e by distance, (heads or 1, q + k - 1), and its factor in each row, (heads or 1, q)."""
         e = self.by_distance(query_length, key_length).exp()
-        return e, self._value("scale")[:, None] / _row_sums(e, query_length)
+        return e, self._value("scale")[:, None] / row_sums(e, query_length)
 
     def interior_bias(self, length: int) -> Tensor:  # noqa: D102
         kernel = self.relative(length)
@@ -287,12 +287,3 @@ def _names(learnable: bool | Sequence[str], causal: bool) -> tuple[str, ...]:
     for name in names:
         check_choice("learnable", name, _LEARNABLE)
     return names
-
-
-def _row_sums(e: Tensor, query_length: int) -> Tensor:
-    """Return sum_j e_ij of every query, (heads or 1, query), from cumulative sums starting at distance 0."""
-    key_length = e.shape[-1] - query_length + 1
-    past = e[:, :key_length].flip(-1).cumsum(-1)  # index m: distances -m..0
-    future = torch.nn.functional.pad(e[:, key_length:], (1, 0)).cumsum(-1)  # distances 1..m
-    position = torch.arange(key_length - query_length, key_length, device=e.device)
-    return past[:, position] + future[:, key_length - 1 - position]

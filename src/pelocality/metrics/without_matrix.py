@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pelocality._checks import on_float64_device
+from pelocality._toeplitz import row_sums
 from pelocality.metrics._inputs import float_tensor
 from pelocality.metrics._ratio import masked_mean, ratio
 from pelocality.metrics._row_pass import pool_sums, row_statistics
@@ -147,20 +148,20 @@ def _measure_biases(bias: Tensor, tolerance: Tolerance) -> tuple[Tensor, ...]:
     distance, decay = k.abs(), torch.exp2(-k.abs())
     bias = bias - bias.detach().amax(-1, keepdim=True)
     weight, visible = bias.exp(), (bias > -torch.inf).to(bias.dtype)
-    normaliser, support = _row_sums(weight), _row_sums(visible)
-    local = _row_sums(weight * decay) / normaliser
+    normaliser, support = row_sums(weight), row_sums(visible)
+    local = row_sums(weight * decay) / normaliser
     pooled = pool_sums(n, (local.sum(-1), *_pair_sums(weight, normaliser, tolerance)))
     past = torch.where(k < 0, weight, 0)
-    mass = _row_sums(past)
-    past_local = masked_mean(ratio(2 * _row_sums(past * decay), mass), mass > 0)
+    mass = row_sums(past)
+    past_local = masked_mean(ratio(2 * row_sums(past * decay), mass), mass > 0)
     logits = torch.where(weight > 0, bias, 0)  # 0 * -inf is NaN
-    nats = normaliser.log() - _row_sums(weight * logits) / normaliser
+    nats = normaliser.log() - row_sums(weight * logits) / normaliser
     diagonal = weight * _rows_by_distance(1 / normaliser)  # sum of A_ij over j - i = k
     left, right = diagonal[:, : n - 1].sum(-1), diagonal[:, n:].sum(-1)
     first = weight[:, : n - 1].flip(-1) / normaliser[:, 1:]  # A_i0, i = 1..n-1
     return (
         *pooled,
-        excess_locality(local, _row_sums(visible * decay) / support, support),
+        excess_locality(local, row_sums(visible * decay) / support, support),
         past_local,
         (diagonal * distance).sum(-1) / n,
         ratio(right - left, left + right),
@@ -169,13 +170,6 @@ def _measure_biases(bias: Tensor, tolerance: Tolerance) -> tuple[Tensor, ...]:
         torch.stack([_falling_share(weight[:, :n].flip(-1)), _falling_share(weight[:, n - 1 :])], -1),
         diagonal / (n - distance),
     )
-
-
-def _row_sums(terms: Tensor) -> Tensor:
-    """Return sum_j t[j - i] of every row i, (heads, 2n - 1) -> (heads, n), as cumulative sums from the middle."""
-    n = (terms.shape[-1] + 1) // 2
-    past = pad(terms[:, : n - 1].flip(-1).cumsum(-1), (1, 0))
-    return past + terms[:, n - 1 :].cumsum(-1).flip(-1)
 
 
 def _rows_by_distance(values: Tensor) -> Tensor:
