@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_SHIFTS = tl.constexpr(8)  # as many numbers of the table as are read at once
+_SHIFTS = tl.constexpr(8)  # numbers of the table that are read at once
 _EDGE = tl.constexpr(128)  # numbers at each end of the table that blocks at the edges read, as many as their rows
 _FAR = tl.constexpr(-64.0)  # logarithm of the sum of a row below which float16 rounds weights by more than 1 percent
 
@@ -42,6 +42,16 @@ def _shifted(bias, largest, numbers, table, length, width, FLIPPED: tl.constexpr
 
 
 @triton.jit
+def _of_pair(table, numbers, mask, tables, heads, rows, columns, width, by_batch, by_head):
+    """Return the pair of batch and head of a program, and where its bias and its mask begin."""
+    pair = tl.program_id(1).to(tl.int64)
+    table += pair % tables * _SHIFTS * width
+    numbers += pair % tables * (rows + columns - 1)
+    mask += pair // heads * by_batch + pair % heads * by_head
+    return pair, table, numbers, mask
+
+
+@triton.jit
 def _tile(states, pair, first, count, D: tl.constexpr, BLOCK: tl.constexpr):
     """Return the states (pairs, count, D) of a pair of batch and head from the first one on, 0 after the last."""
     row = first + tl.arange(0, BLOCK)[:, None]
@@ -49,7 +59,7 @@ def _tile(states, pair, first, count, D: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _bias(table, numbers, row, column, rows, columns, width, EXACT: tl.constexpr):
+def _tile_bias(table, numbers, row, column, rows, columns, width, EXACT: tl.constexpr):
     """Return a tile of the matrix, whose rows are aligned in lines of the table, but not in numbers."""
     if EXACT:
         at = rows - 1 - row + column
@@ -61,7 +71,7 @@ def _bias(table, numbers, row, column, rows, columns, width, EXACT: tl.constexpr
 
 
 @triton.jit
-def _logits(
+def _tile_logits(
     x, y, bias, mask, row, column, scale, rows, columns, by_row, by_column, MASKED: tl.constexpr, EVEN: tl.constexpr
 ):
     """Return the logits of a tile, with -inf where a query does not see a key."""
@@ -82,10 +92,8 @@ def _output(
     KEYS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of a block of queries, and the logarithm of the sum of each row."""
-    first, pair = tl.program_id(0) * ROWS, tl.program_id(1).to(tl.int64)
-    table += pair % tables * _SHIFTS * width
-    numbers += pair % tables * (rows + columns - 1)
-    mask += pair // heads * by_batch + pair % heads * by_head
+    pair, table, numbers, mask = _of_pair(table, numbers, mask, tables, heads, rows, columns, width, by_batch, by_head)
+    first = tl.program_id(0) * ROWS
     index = first + tl.arange(0, ROWS)
     q = _tile(x, pair, first, rows, D, ROWS)
     most = tl.full([ROWS], -float("inf"), tl.float32)
@@ -98,8 +106,8 @@ def _output(
         for start in tl.range(0, until, COLUMNS, num_stages=1 if exact else None):
             row, column = index[:, None], start + tl.arange(0, COLUMNS)[None]
             k = _tile(y, pair, start, columns, D, COLUMNS)
-            bias = _bias(table, numbers, row, column, rows, columns, width, exact)
-            logits = _logits(q, k, bias, mask, row, column, scale, rows, columns, by_row, by_column, MASKED, EVEN)
+            bias = _tile_bias(table, numbers, row, column, rows, columns, width, exact)
+            logits = _tile_logits(q, k, bias, mask, row, column, scale, rows, columns, by_row, by_column, MASKED, EVEN)
             larger = tl.maximum(most, tl.max(logits, 1))
             reference = tl.where(larger == -float("inf"), 0.0, larger)
             weights = tl.exp2(logits - reference[:, None])
@@ -112,7 +120,7 @@ def _output(
         norm = tl.where(total == 0, float("inf"), most + tl.log2(total))
         far = tl.min(tl.where(index < rows, norm, 0.0)) < _FAR
         until = tl.where(far, last, 0)
-        most = tl.where(far, -float("inf"), most)  # which forgets the sums before
+        most = tl.where(far, -float("inf"), most)  # The sums before are forgotten.
     mean = mean / tl.where(total == 0, 1.0, total)[:, None]
     at = (pair * rows + index)[:, None] * D + tl.arange(0, D)[None]
     tl.store(out + at, mean.to(out.dtype.element_ty), mask=(index < rows)[:, None])
@@ -126,10 +134,8 @@ def _to_states(
     KEYS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of a block of queries, or of keys and values: then the queries are the columns."""
-    first, pair = tl.program_id(0) * ROWS, tl.program_id(1).to(tl.int64)
-    table += pair % tables * _SHIFTS * width
-    numbers += pair % tables * (rows + columns - 1)
-    mask += pair // heads * by_batch + pair % heads * by_head
+    pair, table, numbers, mask = _of_pair(table, numbers, mask, tables, heads, rows, columns, width, by_batch, by_head)
+    first = tl.program_id(0) * ROWS
     index = first + tl.arange(0, ROWS)
     own, own_value = _tile(x, pair, first, rows, D, ROWS), _tile(x_value, pair, first, rows, D, ROWS)
     total = tl.zeros([ROWS, D], tl.float32)
@@ -147,8 +153,8 @@ def _to_states(
             other = start + tl.arange(0, COLUMNS)
             row, column = index[:, None], other[None]
             states, value = _tile(y, pair, start, columns, D, COLUMNS), _tile(y_value, pair, start, columns, D, COLUMNS)
-            bias = _bias(table, numbers, row, column, rows, columns, width, exact)
-            logits = _logits(
+            bias = _tile_bias(table, numbers, row, column, rows, columns, width, exact)
+            logits = _tile_logits(
                 own, states, bias, mask, row, column, scale, rows, columns, by_row, by_column, MASKED, EVEN
             )
             query = other if KEYS else index
@@ -173,18 +179,17 @@ def _to_bias(
     KEYS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Add up the gradients of the logits in the tiles along one diagonal, whose distances are the same."""
-    pair = tl.program_id(1).to(tl.int64)
     distances = rows + columns - 1
-    mask += pair // heads * by_batch + pair % heads * by_head
+    pair, table, numbers, mask = _of_pair(table, numbers, mask, tables, heads, rows, columns, width, by_batch, by_head)
     ahead = (tl.program_id(0) - (rows - 1) // ROWS) * ROWS
     row, column = tl.arange(0, ROWS)[:, None], ahead + tl.arange(0, COLUMNS)[None]
-    bias = _bias(table, numbers + pair % tables * distances, row, column, rows, columns, width, True)
+    bias = _tile_bias(table, numbers, row, column, rows, columns, width, True)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(tl.maximum(-ahead, 0), tl.minimum(rows, columns - ahead), ROWS):
         q, g = _tile(x, pair, start, rows, D, ROWS), _tile(x_value, pair, start, rows, D, ROWS)
         other = start + ahead
         k, v = _tile(y, pair, other, columns, D, ROWS), _tile(y_value, pair, other, columns, D, ROWS)
-        logits = _logits(
+        logits = _tile_logits(
             q, k, bias, mask, start + row, start + column, scale, rows, columns, by_row, by_column, MASKED, EVEN
         )
         query = start + tl.arange(0, ROWS)
@@ -220,7 +225,7 @@ class ToeplitzAttention(torch.autograd.Function):
         output, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         ctx.options = scale, causal
         ctx.save_for_backward(q, k, v, bias, mask, output, sums)
-        _launch("output", (q, q, k, v), _lines(bias), mask, (sums, sums, sums, output, output), *ctx.options)
+        _launch_attention("output", (q, q, k, v), _lines(bias), mask, (sums, sums, sums, output, output), *ctx.options)
         return output
 
     @staticmethod
@@ -231,11 +236,13 @@ class ToeplitzAttention(torch.autograd.Function):
         rows = sums, (g.float() * output).sum(-1), sums.amin(-1)
         lines, across = _lines(bias), _lines(bias, flipped=True)
         of_q, of_k, of_v = (torch.empty_like(each) for each in (q, k, v))
-        _launch("queries", (q, g, k, v), lines, mask, (*rows, of_q, of_q), *ctx.options)
-        _launch("keys", (k, v, q, g), across, None if mask is None else mask.mT, (*rows, of_k, of_v), *ctx.options)
+        _launch_attention("queries", (q, g, k, v), lines, mask, (*rows, of_q, of_q), *ctx.options)
+        _launch_attention(
+            "keys", (k, v, q, g), across, None if mask is None else mask.mT, (*rows, of_k, of_v), *ctx.options
+        )
         if ctx.needs_input_grad[3]:
             of_bias = torch.zeros_like(bias, dtype=torch.float32)
-            _launch("bias", (q, g, k, v), lines, mask, (*rows, of_bias, of_bias), *ctx.options)
+            _launch_attention("bias", (q, g, k, v), lines, mask, (*rows, of_bias, of_bias), *ctx.options)
             of_bias = of_bias.to(bias.dtype)
         return of_q, of_k, of_v, of_bias, None, None, None
 
@@ -252,7 +259,7 @@ def _lines(bias: Tensor, flipped: bool = False) -> tuple[Tensor, Tensor]:
     return table, numbers
 
 
-def _launch(name: str, states: Any, lines: Any, mask: Any, own: Any, scale: float, causal: bool) -> None:
+def _launch_attention(name: str, states: Any, lines: Any, mask: Any, own: Any, scale: float, causal: bool) -> None:
     x, _, y, _ = states
     (batch, heads, rows, D), columns = x.shape, y.shape[2]
     kernel, ROWS, COLUMNS, warps, stages = _BLOCKS[name]
