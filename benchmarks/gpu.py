@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import inspect
 import itertools
 import json
 import subprocess
@@ -230,8 +229,6 @@ def logit_rows(tiny: bool) -> list[Row]:
 
 def long_rows(tiny: bool) -> list[Row]:
     def calls(layers: int, heads: int, n: int) -> tuple[Call, Call]:
-        if "matrices" not in inspect.signature(models.text_average).parameters:
-            raise NotImplementedError("text_average has no matrices= in this version")
         model, ids = llama(layers, heads), random_ids(1, n)
         options = {"length": n, "matrices": False, "special_tokens": True, "progress": False}
         return lambda: models.text_average(model, [{"input_ids": ids}], **options), lambda: read(model, [ids])

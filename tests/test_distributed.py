@@ -238,7 +238,6 @@ def process(rank, folder, port):
     torch.set_num_threads(1)
     where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in where.items()}
-    torch.set_num_threads(1)  # a forked process has no threads of its parent
     dist.init_process_group("gloo")
     failures(rank)
     assert read() == (4, 2 if rank else 4)
