@@ -212,7 +212,7 @@ class Positions(Configurable):
         if self._distances is not None:
             return as_tensor(self._distances[rows]).to(device)
         x, y = self._points(rows, device)
-        norm = min(2, self.dimensions)  # that of one coordinate is exact
+        norm = min(2, self.dimensions)  # The sum of one difference is exact, and its root need not be.
         distance = torch.cdist(x, y, norm, compute_mode="donot_use_mm_for_euclid_dist")
         return self._in_sequences(distance, torch.inf, rows)
 
@@ -265,7 +265,7 @@ class Positions(Configurable):
             return self._whole[0]._rings
         both_ways = self._queries is None and self._distances is None  # the way back is as long
         blocks = (self.distances_of(rows)[:, rows.start * both_ways :] for rows in self._blocks())
-        itself = [0.0]  # which is a ring, also without a key there
+        itself = [0.0]  # Distance 0 is a ring even where no key is.
         exact = np.unique(np.concatenate([itself, *(np.unique(block) for block in blocks)]))
         exact = exact[np.isfinite(exact)]
         rounding = 8 * np.finfo(float).eps * exact[-1] if self.dimensions > 1 else 0.0  # norms round
@@ -327,7 +327,7 @@ class Positions(Configurable):
     def _coded_vectors(self, rows: slice, device: torch.device = _CPU) -> Tensor:
         """Return a code of the displacement from each of these queries to each key, (rows, n), -1 between sequences."""
         code = torch.zeros((), dtype=torch.int64, device=device)
-        for axis, (of_query, of_key) in self._axes:  # which has few places on a grid
+        for axis, (of_query, of_key) in self._axes:  # An axis of a grid has few places.
             queries, place = np.unique(of_query[rows], return_inverse=True)
             steps = axis._search_steps(queries, _CPU).numpy()
             code = code * len(axis.profile_distances) + _table(steps, place, of_key, device)

@@ -230,7 +230,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
-    number = pd.to_numeric(text, errors="coerce")  # of "01" and "1.0" too
+    number = pd.to_numeric(text, errors="coerce")  # "01" and "1.0" are numbers too.
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]

@@ -30,12 +30,12 @@ def row_sums(matrices: Matrices, tolerance: Tolerance | None = None, *, pairs: b
     if not pairs:
         return RowStatistics(torch.stack([faults, locality]))
     tolerance = tolerance or matrices.tolerance()
-    compared = [_compare(weights[:, rows], positions, rows, tolerance) for rows in row_blocks(weights)]
+    compared = [_compare_places(weights[:, rows], positions, rows, tolerance) for rows in row_blocks(weights)]
     *sums, numbers = (torch.cat(each, -1) for each in zip(*compared, strict=True))
     return RowStatistics(torch.stack([faults, locality, *sums, *_sides(matrices)]), numbers)
 
 
-def _compare(
+def _compare_places(
     weights: Tensor, positions: Positions, rows: slice, tolerance: Tolerance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return irregularity, difference, paired mass and number of pairs of rows, from the mean weight of each place."""

@@ -274,7 +274,7 @@ def _suspect(weights: Tensor, may_be_padded: bool) -> None:
     padded = n > 2 and not may_be_padded and weights.ndim > 2 and weights.shape[-3] > 1
     if not (bands or padded):
         return
-    corners = weights[..., :: n - 1, :: n - 1].cpu()  # of the first and the last query and key
+    corners = weights[..., :: n - 1, :: n - 1].cpu()  # The corners belong to the first and the last query and key.
     if bands and not bool(corners.diagonal(dim1=-2, dim2=-1).any()):
         _refuse_bands(weights.reshape(-1, n, n))
     if padded and not bool((attended := corners.amax((-3, -2))).all()):  # by any head

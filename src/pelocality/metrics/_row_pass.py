@@ -21,7 +21,7 @@ from pelocality.metrics._tolerance import Tolerance, row_faults
 
 logger = logging.getLogger(__name__)
 _ENGINES = {"cpu": "numba", "cuda": "triton"}
-# Weights that the formula is given at a time: about the size of a core's cache, or enough to occupy a GPU.
+# Weights that are measured at a time in torch: about the size of a core's cache, or enough to occupy a GPU.
 _BLOCK, _BLOCK_OF_GPU = 2**19, 2**26
 
 
@@ -138,7 +138,7 @@ class _Pass(torch.autograd.Function):
 
 
 def row_blocks(rows: Tensor) -> list[slice]:
-    """Return blocks of the rows, of all matrices, that the formula is given at a time."""
+    """Return blocks of the rows, of all matrices, that are measured at a time in torch."""
     batch, height, n = rows.shape
     size = max(1, (_BLOCK if rows.device.type == "cpu" else _BLOCK_OF_GPU) // max(1, batch * n))
     return [slice(start, min(start + size, height)) for start in range(0, height, size)]

@@ -411,7 +411,7 @@ def half_life(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        # numbers of few digits, such as powers of 2, need not have been rounded to them
+        # Numbers of few digits, such as powers of 2, need not have been rounded to them.
         bare_float64 = matrices.dtype is None and matrices.weights.dtype == torch.float64
         dtype = torch.float64 if bare_float64 else matrices.precision
         if matrices.positions is None:

@@ -147,7 +147,7 @@ class SequenceModel:
         """The hub name, the end of a local folder's path, or the class."""
         inner = self.module if self.config is None else self.with_head
         path = "" if self.config is None else "/".join(Path(inner.config._name_or_path).parts[-2:])
-        return self._name or path or type(inner).__name__.removeprefix("FSDP")  # of fully_shard
+        return self._name or path or type(inner).__name__.removeprefix("FSDP")  # The prefix is that of fully_shard.
 
     @property
     def encodings(self) -> list[Any]:

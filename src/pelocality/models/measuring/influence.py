@@ -304,11 +304,11 @@ def _way(run: _Map, states: Tensor, tangent: Tensor, ways: tuple[_Way, ...]) -> 
     same = len(changes) > 1 and all(map(equal_but_for_rounding, *changes.values()))
     way = _backward_twice if same or _in_forward_mode not in changes else _in_forward_mode
     if states.dtype in (torch.float32, torch.float64):
-        _compare(run, states, tangent, changes[way][-1])
+        _compare_with_differences(run, states, tangent, changes[way][-1])
     return way
 
 
-def _compare(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
+def _compare_with_differences(run: _Map, states: Tensor, tangent: Tensor, change: Tensor) -> None:
     """Refuse a model with parts that have no derivative and say nothing, such as rounding or ``detach``."""
     differences = []
     for step in (each * float(states.norm() / tangent.norm()) for each in _STEPS):

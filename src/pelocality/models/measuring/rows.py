@@ -24,9 +24,9 @@ from pelocality.models.sequence_model import SequenceModel
 FEWEST = 3
 """Tokens of a text that has a symmetry."""
 
-# weights of all heads and texts at a time: about the size of a core's cache, or enough to occupy a GPU
+# Weights of all heads and texts that are measured at a time fit a core's cache, or are enough to occupy a GPU.
 _BLOCK, _BLOCK_OF_GPU = 2**20, 2**26
-_SHARE = 0.9  # of the attention within a window, as in `window`
+_SHARE = 0.9  # The share of attention within a window is that of `window`.
 
 _COMPARED = ("locality", "irregularity", "difference", "paired")
 _OTHERS = ("past", "rows_with_past", "first", "cut", "gained", "most")
@@ -84,7 +84,7 @@ class RowSums:
         self.mass = empty.double()  # by signed distance, (layer, head, 2n - 1)
         # the most keys that a query sees, whether one sees later keys, and whether one sees no token that counts
         self.facts = torch.zeros(len(layers), 3, dtype=torch.long, device=self.mass.device)
-        self.spans: list[tuple[int, int]] = []  # of each text
+        self.spans: list[tuple[int, int]] = []  # (text, begin and end)
         self.per_text: dict[int, dict[str, Tensor]] = {}  # metrics (text, layer, head) by batch
         self.parts: dict[int, tuple[Tensor, ...]] = {}  # sums by name, by distance, and facts of a batch, by place
         self.placed: dict[int, dict[str, Tensor]] = {}  # metrics (text, head) of a batch by positions, by place

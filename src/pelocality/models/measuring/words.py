@@ -23,10 +23,8 @@ class WordSums(RowSums):
 
     def __init__(self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], length: int) -> None:
         super().__init__(model, attending, layers, fewest=1)
-        shape, dtype = (
-            (len(layers), attending.heads, length, length),
-            torch.promote_types(attending.dtype, torch.float32),
-        )
+        shape = len(layers), attending.heads, length, length
+        dtype = torch.promote_types(attending.dtype, torch.float32)
         self.attention = torch.zeros(shape, dtype=dtype, device=model.device)  # (layer, head, n, n)
         self.visible = torch.zeros(len(layers), length, length, dtype=torch.bool, device=model.device)
 
