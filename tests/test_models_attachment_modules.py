@@ -329,7 +329,7 @@ def test_attention_that_leaves_out_the_bias_is_refused():
         def forward(self, ids):
             self.runs += 1
             states = self.words(ids)[:, None]
-            if self.runs > 2:
+            if self.runs > 5:
                 weights = (states @ states.mT / 8**0.5).exp()
                 return (weights / weights.sum(-1, keepdim=True)) @ states
             return nn.functional.scaled_dot_product_attention(states, states, states)

@@ -199,7 +199,7 @@ def test_the_proof_runs_the_model_a_few_times_in_evaluation_mode_and_can_be_turn
     attach(model, NoEncoding(), prove=False).remove()
     assert runs == [False]  # to find its attention
     attach(model, NoEncoding()).remove()
-    assert runs == [False] * 8
+    assert runs == [False] * 10
     assert model.training
     with pytest.raises(TypeError, match="prove"):
         attach(model, NoEncoding(), prove="yes")

@@ -92,9 +92,7 @@ def one_head_at_a_time(query, key, value, visible):
 
 @pytest.mark.parametrize("attend", [one_text_at_a_time, one_head_at_a_time])
 def test_weights_that_multiply_part_by_part_are_refused(attend):
-    with pytest.raises(
-        ValueError, match=r"no attention over all its tokens was seen|its attention differs between inputs"
-    ):
+    with pytest.raises(ValueError, match="the texts of a batch|no attention over all its tokens"):
         measured(attend, causal=False)
 
 
@@ -468,7 +466,7 @@ def test_cross_attention_to_one_key_more_is_refused():
             return super().forward(ids) + join(weights @ split(more))
 
     model = SequenceModel(seeded(lambda: Crossed(texts_and_heads_in_one_axis, False)), vocabulary_size=VOCABULARY)
-    with pytest.raises(ValueError, match="attends to 17 keys with 16 queries"):
+    with pytest.raises(ValueError, match="another order"):
         positional_attention(model, length=N, words=WORDS)
 
 
@@ -525,13 +523,13 @@ def test_a_module_that_reads_its_input_backwards_is_refused(causal):
             return super().forward(ids.flip(1)).flip(1)
 
     model = SequenceModel(seeded(lambda: Backwards(texts_and_heads_in_one_axis, causal)), vocabulary_size=VOCABULARY)
-    with pytest.raises(ValueError, match="does it reverse its input"):
+    with pytest.raises(ValueError, match="another order"):
         positional_attention(model, length=N, words=WORDS)
 
 
 def test_positions_that_are_not_those_of_the_input_are_refused():
     model = SequenceModel(seeded(lambda: Surrounded(0, 0, repeats=2)), vocabulary_size=40)
-    with pytest.raises(ValueError, match="attends over 24 positions for an input of 12"):
+    with pytest.raises(ValueError, match="something else than one key for each token"):
         positional_attention(model, length=12, words=WORDS)
 
 

@@ -106,7 +106,7 @@ def test_texts_of_equal_length_are_still_run_together(name, monkeypatch):
 
     monkeypatch.setattr(model, "forward", record)
     text_average(model, padded("left"), special_tokens=True)
-    assert sizes[1:] == [(1, 10), (1, 24), (2, 20), (1, 12)]  # after the run that finds the layers
+    assert sizes[-4:] == [(1, 10), (1, 24), (2, 20), (1, 12)]  # after the runs that find the layers
 
 
 # ---- after a long text

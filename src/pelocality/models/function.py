@@ -47,6 +47,7 @@ class AttentionFunction(SequenceModel):
 
     adds_tokens = False
     """The shape of the attention is checked, and recorded attention knows no other ids."""
+    declares_attention = True
 
     def __init__(self, function: Callable[[Tensor], Any], vocabulary_size: int, name: str = "") -> None:
         self.function, self._repeats = function, False

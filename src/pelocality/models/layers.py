@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pelocality._distributed import refuse_sharded
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
-from pelocality.models.observer import Attention, Block
-from pelocality.models.sequence_model import SequenceModel, map_tensors
+from pelocality.models.observer import Attention, Block, KernelAttention
+from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.token_proof import TOKENS, Axes, cautions, first_text, prove_tokens, with_another
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
@@ -42,6 +43,9 @@ class AttentionLayers:
         heads_first: Whether weights are (head, batch, n, n) or (head * batch, n, n).
         places: For each attention that runs the place of its layer in `layers`; a layer may run one for each head.
         column: The column of the first token, of n + 1 columns: 1 behind a key that is no token's.
+        owners: The modules that compute attention over the tokens; None where every attention is.
+        causal: For each layer whether no later key has any weight, though maybe no mask hides it.
+        cautions: What could not be proved of this attention, and which attention is left out.
     """
 
     layers: tuple[int, ...]
@@ -55,6 +59,13 @@ class AttentionLayers:
     heads_first: bool
     places: tuple[int, ...]
     column: int
+    owners: frozenset[nn.Module | None] | None
+    causal: tuple[bool, ...]
+    cautions: tuple[str, ...]
+
+    def includes(self, attention: Attention | KernelAttention) -> bool:
+        """Return whether an attention is over the tokens."""
+        return self.owners is None or attention.owner in self.owners
 
     def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Return the requested layers, by their numbers in the model; all that have attention for None."""
@@ -102,12 +113,18 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
+    axes = prove_tokens(model, first_text(inputs) if ids is None and length is None else inputs)
+    owners = None if axes is None else frozenset(each.owner for each in axes)
     seen: list[Attention] = []
+    left_out: set[str] = set()
 
     def note(attention: Attention) -> None:
+        if owners is not None and attention.owner not in owners:
+            left_out.add(type(attention.owner).__name__)
+            return
         if seen:  # only the first one is kept with its numbers
             weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
-            attention = attention._replace(weights=weights, visible=visible, shifted=None)
+            attention = attention._replace(weights=weights, visible=visible, values=None, shifted=None)
         seen.append(attention)
 
     model.watch(inputs, note, None if model.adds_tokens else length)
@@ -117,13 +134,12 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     if len(sizes) != 1 or sizes[0] < (length or 0):
         reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
         raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; windows, or too short inputs=?")
-    column = first_column(model, inputs, [each.values for each in seen], sizes[0])
+    if axes is not None and [each.owner for each in seen] != [each.owner for each in axes]:
+        reason = f"{len(seen)} softmaxes have {sizes[0]} columns, but {len(axes)} are attention at other lengths"
+        raise model.unprobed(f"{reason}; measure another length")
+    axes = [Axes(TOKENS)] * len(seen) if axes is None else axes
+    lead, column = axes[0].heads_first, max(each.column for each in axes)
     weights = seen[0].tokens(column)[0]
-    lead = heads_lead(model, inputs, seen[0].weights)
-    if model.config is None and ids is not None and ids.shape[1] > 2 and sizes[0] in weights.shape[:-2]:
-        shorter = _first_weights(model, {"input_ids": inputs["input_ids"][:, :-1]})
-        if shorter is None or shorter.shape[:-2] != weights.shape[:-2]:  # only queries and keys shrink with the tokens
-            raise model.unprobed("its attention is not (batch, head, query, key)")
     places = _places(seen, 1 if ids is not None else texts_of(inputs))
     by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in range(places[-1] + 1)]
     heads = sorted({sum(_heads(model, each.weights.shape, lead) for each in parts) for parts in by_layer})
@@ -133,9 +149,23 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     before = _added_before(model, inputs, weights, column, length) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
-    sinks, added = tuple(any(each.sink for each in parts) for parts in by_layer), sizes[0] - length
-    dtype = seen[0].weights.dtype
-    return AttentionLayers(layers, sinks, depth, others, heads[0], added, before, dtype, lead, places, column)
+    not_causal = {place for each, place in zip(axes, places, strict=True) if not each.causal}
+    return AttentionLayers(
+        layers,
+        tuple(any(each.sink for each in parts) for parts in by_layer),
+        depth,
+        others,
+        heads[0],
+        sizes[0] - length,
+        before,
+        seen[0].weights.dtype,
+        lead,
+        places,
+        column,
+        owners,
+        tuple(place not in not_causal for place in range(len(layers))),
+        tuple(cautions(axes, left_out)),
+    )
 
 
 def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
@@ -145,33 +175,6 @@ def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
         single = all(math.prod(one.weights.shape[:-2]) == texts for one in (before, each))
         places.append(places[-1] + (not single or each.call is None or each.call != before.call))
     return tuple(places)
-
-
-def first_column(model: SequenceModel, inputs: Any, values: Sequence[Tensor | None], length: int | None = None) -> int:
-    """Return the column of the first token in weights of n + 1 keys: 1 behind a key that is no token's, otherwise 0.
-
-    Of the n + 1 values, one is the same for other tokens in all layers.
-
-    Args:
-        model: The model.
-        inputs: The inputs of a run.
-        values: The values of each attention of this run, (..., n + 1, d), or None where n columns multiplied them.
-        length: The number of positions n of these attentions; None for any.
-
-    Raises:
-        ValueError: It is neither the first nor the last one, or there is none, as in cross-attention.
-    """
-    if all(each is None for each in values):
-        return 0
-    others: list[Tensor | None] = []
-    model.watch(_with_another(inputs, slice(None)), lambda attention: others.append(attention.values), length)
-    both = [(one, other) for one, other in zip(values, others, strict=True) if one is not None and other is not None]
-    equal = [one.eq(other).movedim(-2, 0).flatten(1).all(1) for one, other in both]
-    constant = set.intersection(*({*each.nonzero().flatten().tolist()} for each in equal))
-    last = len(equal[0]) - 1
-    if constant not in ({0}, {last}):
-        raise model.unprobed(f"it attends to {last + 1} keys with {last} queries, and no end key is constant")
-    return int(constant == {0})
 
 
 def observe_layers(
@@ -197,6 +200,8 @@ def observe_layers(
     parts: list[Attention] = []  # a layer may compute its heads one by one
 
     def take(attention: Attention) -> None:
+        if not attending.includes(attention):
+            return
         number = next(numbers)
         if number >= len(attending.places) or (layer := attending.layers[attending.places[number]]) not in layers:
             return
@@ -216,6 +221,8 @@ def observe_layers(
         texts, rest = divmod(weights.numel(), attending.heads * m * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {attending.heads} heads for each text")
+        if attending.causal[attending.layers.index(layer)]:
+            visible = visible & torch.ones(n, n, dtype=torch.bool, device=visible.device).tril()[queries]
         same = visible.ndim == 2  # for all texts and heads
         visible = visible.expand(texts, m, n) if same else _by_text(attending, visible.expand_as(weights)).any(1)
         weights = _by_text(attending, weights)
@@ -245,27 +252,6 @@ def _by_text(attending: AttentionLayers, states: Tensor) -> Tensor:
     return states.reshape(-1, attending.heads, *shape)
 
 
-def heads_lead(model: SequenceModel, inputs: Any, weights: Tensor) -> bool:
-    """Return whether heads come before texts in the weights of a batch, (head, batch, n, n) or (head * batch, n, n).
-
-    The texts of a module that is no transformers model are found by running it on each of them twice.
-    """
-    if model.config is not None:
-        return weights.ndim == 4 and weights.shape[1] == 1 < len(weights) and model.content is None
-    try:
-        twice = _first_weights(model, map_tensors(inputs, lambda each: torch.cat([each, each]) if each.ndim else each))
-    except ValueError:  # the module reads no two texts
-        return False
-    if twice is None or twice.ndim != weights.ndim:
-        return False
-    grown = [axis for axis, size in enumerate(weights.shape) if twice.shape[axis] != size]
-    if grown != [0] or len(twice) != 2 * len(weights) or len(weights) % texts_of(inputs):
-        return bool(grown) and 0 < grown[0] < weights.ndim - 2
-    by_text = twice[: len(weights)]
-    by_head = twice.reshape(-1, 2, texts_of(inputs), *weights.shape[1:])[:, 0].flatten(0, 1)
-    return bool((by_head - weights).abs().max() < (by_text - weights).abs().max())
-
-
 def _first_weights(model: SequenceModel, inputs: Any, column: int = 0) -> Tensor | None:
     """Return the weights of the tokens in the first attention of a run, of which the first has this column, or None."""
     first: list[Tensor] = []
@@ -291,7 +277,7 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
         ValueError: The first and the last token of the input are not ``length`` positions apart, or cannot be found
             among more positions than these.
     """
-    first, last = (_changed_position(model, _with_another(inputs, index), weights, column) for index in (0, -1))
+    first, last = (_changed_position(model, with_another(inputs, index), weights, column) for index in (0, -1))
     n = weights.shape[-1]
     span = None if first is None or last is None else last - first
     if n == length and (span is None or span >= 0):  # logits of no token, or of several at a time, say nothing
@@ -322,29 +308,6 @@ def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column
     rest = changes[:, others][:, :, others]  # each row is changed by one number
     spread = rest.nan_to_num(-torch.inf).amax(-1) - rest.nan_to_num(torch.inf).amin(-1)
     return place if size > 1e-6 and not bool((spread > _APART * size).any()) else None
-
-
-def _with_another(inputs: Any, index: int | slice) -> Any:
-    """Return inputs with another first (0) or last (-1) token id, or number, in each text; all of them for a slice.
-
-    Of several tensors the token ids change, or else the largest tensor: not a mask, nor the time step of a diffusion.
-    """
-    several = isinstance(inputs, Mapping | tuple | list)
-    parts: dict[Any, Any] = dict(inputs if isinstance(inputs, Mapping) else enumerate(inputs if several else [inputs]))
-    sizes = {name: each.numel() for name, each in parts.items() if getattr(each, "dtype", torch.bool) != torch.bool}
-    if not sizes:
-        return inputs
-    name = "input_ids" if "input_ids" in parts else max(sizes, key=lambda each: sizes[each])
-    changed = parts[name].clone(memory_format=torch.contiguous_format)
-    numbers = changed.view(len(changed), -1)[:, index]
-    if not changed.is_floating_point():
-        numbers += torch.where(numbers > 0, -1, 1)
-    elif isinstance(index, int):
-        numbers += 1
-    else:
-        numbers.neg_().sub_(1)  # a constant alone would be lost in a layer norm
-    parts[name] = changed
-    return parts if isinstance(inputs, Mapping) else tuple(parts.values()) if several else changed
 
 
 def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, ...], int, dict[int, str]]:

@@ -53,8 +53,9 @@ class Attention(NamedTuple):
         sink: Whether each row had more columns than tokens, so that the weights of the tokens sum to less than 1.
         call: The number of the call of a module in which it ran, None outside of every list of modules. Members of a
             list that read the same tensors, such as heads that are modules, have one number.
-        values: The n + 1 values that n + 1 columns multiplied, (..., n + 1, d), one of which may be no token's.
-        shifted: Weights and visible keys without the first of these columns. Those above are without the last one.
+        owner: The innermost module with weights that ran, such as the one that projects queries and keys.
+        values: The values that the weights multiplied, (..., n or n + 1, d), None if they were not seen.
+        shifted: Of n + 1 columns, weights and visible keys without the first one. Those above are without the last one.
     """
 
     block: Block | None
@@ -62,6 +63,7 @@ class Attention(NamedTuple):
     visible: Tensor
     sink: bool
     call: int | None = None
+    owner: nn.Module | None = None
     values: Tensor | None = None
     shifted: tuple[Tensor, Tensor] | None = None
 
@@ -78,11 +80,13 @@ class KernelAttention(NamedTuple):
         block: As of `Attention`.
         kernel: The arguments of the kernel by name.
         call: As of `Attention`.
+        owner: As of `Attention`.
     """
 
     block: Block | None
     kernel: Mapping[str, Any]
     call: int | None = None
+    owner: nn.Module | None = None
     sink: bool = False
 
     def tokens(self, column: int, queries: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -93,11 +97,10 @@ class KernelAttention(NamedTuple):
 class Observer(TorchFunctionMode):
     """Passes each attention of a running model to a callback, as soon as it is computed.
 
-    The outputs of the model do not change. An attention has as many keys as queries; cross-attention to another number
-    of keys is passed over.
+    An attention has as many keys as queries; cross-attention to another number of keys is passed over.
 
     Args:
-        use: The callback.
+        use: The callback. If it returns a function, the output of the attention is what this makes of it.
         length: The number of tokens n; None for attention over any number of tokens.
         matrices: Whether to compute the weights of torch's kernel, for an `Attention`. Otherwise the callback gets a
             `KernelAttention`, and the output of the kernel is compared at a few queries.
@@ -106,7 +109,7 @@ class Observer(TorchFunctionMode):
         ValueError: While the model runs: torch's kernel gave another output than its arguments explain.
     """
 
-    def __init__(self, use: Callable[[Any], None], length: int | None = None, matrices: bool = True) -> None:
+    def __init__(self, use: Callable[[Any], Any], length: int | None = None, matrices: bool = True) -> None:
         super().__init__()
         self.use, self.length, self.matrices = use, length, matrices
         self.block: Block | None = None
@@ -114,7 +117,8 @@ class Observer(TorchFunctionMode):
         self.paused = False
         """Whether what is computed now is no part of the model."""
         self._call: int | None = None  # the call that runs, of a member of a list or of a part of it
-        self._outer: list[tuple[Block | None, int | None]] = []  # the block and the call around it, outer ones first
+        self._owner: nn.Module | None = None  # the innermost module with weights that runs
+        self._outer: list[tuple[Any, ...]] = []  # the block, the call and the owner around it, outer ones first
         self._numbers = itertools.count()  # numbers of calls
         self._last: dict[int, tuple[int, list[Any]]] = {}  # by list: the last call of a member, and its inputs
         self._softmaxes: deque[tuple[Tensor, Tensor]] = deque(maxlen=_UNUSED)  # weights and visible keys
@@ -135,7 +139,9 @@ class Observer(TorchFunctionMode):
     def _begin(self, members: Mapping[nn.Module, int], blocks: Mapping[nn.Module, Block], *call: Any) -> None:
         """Note the call of a module."""
         module, args, kwargs = call
-        self._outer.append((self.block, self._call))
+        self._outer.append((self.block, self._call, self._owner))
+        if self._owner is None or next(module.parameters(), None) is not None:
+            self._owner = module
         if module in members:
             self._call = self._member_call(members[module], args, kwargs)
         elif self._call is not None:
@@ -157,17 +163,18 @@ class Observer(TorchFunctionMode):
 
     def _end(self, *call: Any) -> None:
         """Note that a call of a module has ended."""
-        self.block, self._call = self._outer.pop()
+        self.block, self._call, self._owner = self._outer.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        change = None
         if self._softmaxes and func in PRODUCTS:
-            self._multiply(_factors([*args, *(each for name, each in kwargs.items() if name != "out")]))
+            change = self._multiply(_factors([*args, *(each for name, each in kwargs.items() if name != "out")]))
         result = func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            self.see_kernel(kernel_call(args, kwargs), result)
+            change = self.see_kernel(kernel_call(args, kwargs), result)
         elif func is functional.multi_head_attention_forward:
             self._see_module(func, module_call(args, kwargs))
         elif func in SOFTMAXES:
@@ -177,15 +184,14 @@ class Observer(TorchFunctionMode):
             logits, weights = (_keys_last(each, dim) for each in (states, result))
             if logits is not None and weights is not None and self._covers(*weights.shape):
                 self.see_softmax(logits, weights)
-        return result
+        return result if change is None else change(result)
 
-    def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Tensor | None = None) -> None:
-        """Pass an attention to the callback."""
+    def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Tensor | None = None) -> Any:
+        """Pass an attention to the callback, and return what this returns."""
         n = weights.shape[-2]
-        attention = Attention(self.block, weights[..., :n], visible[..., :n], sink, self._call)
-        if weights.shape[-1] > n:
-            attention = attention._replace(values=values, shifted=(weights[..., 1:], visible[..., 1:]))
-        self.use(attention)
+        of_first = weights[..., :n], visible[..., :n]
+        shifted = (weights[..., 1:], visible[..., 1:]) if weights.shape[-1] > n else None
+        return self.use(Attention(self.block, *of_first, sink, self._call, self._owner, values, shifted))
 
     def _covers(self, *shape: int) -> bool:
         """Return whether weights of a shape (..., n, n), perhaps with the column of a sink, are over the tokens."""
@@ -195,11 +201,11 @@ class Observer(TorchFunctionMode):
 
     # ---- scaled_dot_product_attention
 
-    def see_kernel(self, call: dict[str, Any], output: Tensor) -> None:
+    def see_kernel(self, call: dict[str, Any], output: Tensor) -> Any:
         """Compute the weights of a call of torch's kernel from its arguments, and compare those of one text with it."""
         query, key = call["query"], call["key"]
         if query.is_nested or not self._covers(*query.shape[:-1], key.shape[-2]) or query.shape[-2] != key.shape[-2]:
-            return
+            return None
         queries: slice | Tensor = slice(None)
         if not self.matrices:  # keys are converted once, not for each part of the queries
             call = {**call, "key": key.to(torch.promote_types(key.dtype, torch.float32))}
@@ -210,9 +216,8 @@ class Observer(TorchFunctionMode):
         if not off <= max(_TOLERANCE, 16 * torch.finfo(output.dtype).eps):
             raise ValueError("torch's attention kernel gives another output than its arguments, as by dropout left on")
         if self.matrices:
-            self._use(weights, visible)
-        else:
-            self.use(KernelAttention(self.block, call, self._call))
+            return self._use(weights, visible, values=call["value"])
+        return self.use(KernelAttention(self.block, call, self._call, self._owner))
 
     # ---- torch.nn.MultiheadAttention
 
@@ -231,8 +236,8 @@ class Observer(TorchFunctionMode):
         """Remember a softmax over keys until a product shows that its result multiplies the values."""
         self._softmaxes.append((weights, (logits > MASKED) | (weights > 0)))  # now: a module may overwrite its logits
 
-    def _multiply(self, factors: Iterator[tuple[Tensor, Tensor | None]]) -> None:
-        """Use the softmax that is a factor of a product, if there is one."""
+    def _multiply(self, factors: Iterator[tuple[Tensor, Tensor | None]]) -> Any:
+        """Use the softmax that is a factor of a product, if there is one, and return what the callback returns."""
         for factor, values in factors:
             for index in reversed(range(len(self._softmaxes))):
                 weights, visible = self._softmaxes[index]
@@ -240,8 +245,8 @@ class Observer(TorchFunctionMode):
                     del self._softmaxes[index]
                     n, m = factor.shape[-2:]
                     used, visible = factor.reshape(*weights.shape[:-1], m), visible[..., first : first + m]
-                    self._use(used, visible, weights.shape[-1] > n, values)
-                    return
+                    return self._use(used, visible, weights.shape[-1] > n, values)
+        return None
 
 
 @contextmanager

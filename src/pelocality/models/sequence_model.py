@@ -91,6 +91,9 @@ class SequenceModel:
         torch.Size([2, 2, 16, 16])
     """
 
+    declares_attention = False
+    """Whether its user says what attention is, so that nothing is proved."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -106,6 +109,8 @@ class SequenceModel:
         self.given, self.content, self._name = model, inputs, name
         placed = getattr(inputs, "positions", None) if positions is None else positions
         self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
+        self.axes: list[Any] | None = None
+        """What each of its attentions is of, once that is proved."""
         self._positions_of: dict[int, Positions] = {}  # by their number, as pairs take a while to find
         if isinstance(self._positions, Positions) and self._positions.keys is None:
             raise ValueError("positions of distances have no opposite keys, which results compare; give coordinates")
@@ -330,13 +335,13 @@ class SequenceModel:
         return inputs["input_ids"]  # type: ignore[no-any-return]
 
     def watch(
-        self, inputs: Any, use: Callable[..., None], length: int | None, *, matrices: bool = True, **options: Any
+        self, inputs: Any, use: Callable[..., Any], length: int | None, *, matrices: bool = True, **options: Any
     ) -> Any:
         """Run the model on a batch in evaluation mode, and pass each attention over n tokens to a callback.
 
         Args:
             inputs: As for `run`.
-            use: Called with each `Attention` as soon as it is computed.
+            use: Called with each `Attention` as soon as it is computed; may return a function that changes its output.
             length: The number of tokens n, None for any number.
             matrices: Whether the weights of torch's kernel are computed; otherwise `use` gets a `KernelAttention`.
             options: More arguments of a transformers model.
@@ -346,9 +351,9 @@ class SequenceModel:
         """
         of_callback: list[Exception] = []
 
-        def use_and_remember(attention: Any) -> None:
+        def use_and_remember(attention: Any) -> Any:
             try:
-                use(attention)
+                return use(attention)
             except Exception as error:
                 of_callback.append(error)
                 raise

@@ -148,7 +148,7 @@ def attach(
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
     disables, subject = position_embeddings == "disable", _attachable(model, example_inputs)
     rotary = _is_rotary(encoding)
-    plan = Plan(subject, disables, tuple(disable), example_inputs).on_model(rotary=rotary)
+    plan = Plan(subject, disables, tuple(disable), example_inputs).on_model(rotary=rotary, prove=prove or rotary)
     encodings = _copies(plan, encoding, layers)
     learned = any(next(each.parameters(), None) is not None for each in encodings if each is not None)
     if learned and several_processes() and fully_sharded(plan.model.given) is not None:

@@ -29,9 +29,10 @@ from pelocality.models.attaching.positions import (
 from pelocality.models.attaching.saving import warn_of_adapters
 from pelocality.models.attaching.submodule import Attached, Place
 from pelocality.models.families import ATTACHED, attached_biases
-from pelocality.models.layers import first_column, heads_lead, texts_of
+from pelocality.models.layers import texts_of
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.token_proof import Axes, first_text, prove_tokens, tensors_of
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,12 @@ class Plan:
         """Whether the encodings take the place of the model's own rotation."""
         return any(each is not None for each in self.own)
 
-    def on_model(self, *, rotary: bool) -> Self:
+    def on_model(self, *, rotary: bool, prove: bool = False) -> Self:
         """Return the plan with the places and rotations of the model, which is run for this.
 
         Args:
             rotary: Whether the encodings are rotations.
+            prove: As for `find_places`.
 
         Raises:
             ValueError: The model takes no such encoding.
@@ -73,7 +75,7 @@ class Plan:
         model = self.model
         _check_positions(model, self.disable, self.names, rotary=rotary)
         inputs = batch_for(model, self.inputs)
-        places = find_places(model, inputs)
+        places = find_places(model, inputs, prove=prove)
         own = own_rotations(model, places, inputs) if rotary and self.disable else [None for _ in places]
         plan = replace(self, inputs=inputs, places=places, own=own)
         reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
@@ -193,58 +195,66 @@ def batch_for(model: SequenceModel, inputs: Any) -> Any:
     return model.moved(inputs) if model.adds_tokens else inputs
 
 
-def find_places(model: SequenceModel, inputs: Any) -> dict[nn.Module, Place]:
+def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False) -> dict[nn.Module, Place]:
     """Return how each module computes self-attention on a batch, in the order in which they run first.
+
+    Args:
+        model: The model.
+        inputs: The batch.
+        prove: Whether to prove first that the attention of a model of token ids is over its tokens.
 
     Raises:
         ValueError: No attention was seen, or attention outside of every part of the model, or with heads before texts,
-            or behind a key that is no token's.
+            or behind a key that is no token's, or not over the tokens.
     """
-    running: list[nn.Module] = []
+    axes = _proved_axes(model, inputs) if prove or model.adds_tokens else None
+    causal = {each.owner: each.causal for each in axes or ()}
     ran: set[nn.Module] = set()
     places: dict[nn.Module, Place] = {}
-    first: list[Tensor] = []
-    values: list[Tensor | None] = []
-
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        running.append(module)
-        ran.add(module)
-
-    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        running.pop()
 
     def note(attention: Attention) -> None:
-        shape = attention.weights.shape
-        # A softmax may be a module of its own, without projections of queries and keys.
-        owner = next((each for each in reversed(running) if next(each.parameters(), None) is not None), running[-1])
-        values.append(attention.values)
-        if not places:
-            first.append(attention.weights)
+        shape, owner = attention.weights.shape, attention.owner
+        if owner is None or (axes is not None and owner not in causal):
+            return
         heads = shape[1] if len(shape) > 3 else shape[0] // texts_of(inputs)
-        causal = not bool(attention.visible.broadcast_to(shape).triu(1).any())
-        before = places.setdefault(owner, Place(heads, attention.sink, causal))
-        places[owner] = before._replace(causal=before.causal and causal)
+        no_later = causal.get(owner, False) or not bool(attention.visible.broadcast_to(shape).triu(1).any())
+        before = places.setdefault(owner, Place(heads, attention.sink, no_later))
+        places[owner] = before._replace(causal=before.causal and no_later)
 
-    with inference(model.module), hooked(model.module.modules(), enter, leave, last=True):
+    attentions = [] if model.adds_tokens else model.family.attention_modules(model.module)
+    with inference(model.module), hooked(attentions, lambda module, args, kwargs: ran.add(module)):
         model.watch(inputs, note, None)
     reason = None
-    if unseen := [] if model.adds_tokens else [each for each in _unseen(model, places) if each in ran]:
+    if unseen := [each for each in _unseen(model, places) if each in ran]:
         reason = f"it has {type(unseen[0]).__name__}, which computes no attention that torch shows"
     elif not places:
         reason = "it computed no attention over its tokens"
-    elif heads_lead(model, inputs, first[0]):
+    elif axes and axes[0].heads_first:
         reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
-    elif model.adds_tokens and first_column(model, inputs, values):
+    elif model.adds_tokens and any(each.column for each in axes or ()):
         reason = "its first key does not belong to a token"
     if reason:
         raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
     return places
 
 
+def _proved_axes(model: SequenceModel, inputs: Any) -> list[Axes] | None:
+    """Return the axes of the attentions over the tokens on the first text of a batch, maybe along its second axis."""
+    texts_are_second = model.content is not None and any(each.ndim > 2 for each in tensors_of(inputs))
+    errors = []
+    for axis in (0, 1) if texts_are_second else (0,):
+        try:
+            return prove_tokens(model, first_text(inputs, axis))
+        except ValueError as error:
+            errors.append(error)
+            model.axes = None
+    raise ValueError(f"an encoding cannot be attached to {model}: {errors[0]}") from errors[0]
+
+
 def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the attention modules of a transformers model of tokens, by its record, in which no attention was seen."""
     inside = {part for module in seen for part in module.modules()}
-    attentions = model.family.attention_modules(model.module)
+    attentions = [] if model.adds_tokens else model.family.attention_modules(model.module)
     return [module for module in attentions if inside.isdisjoint(module.modules())]
 
 

@@ -226,5 +226,5 @@ def head_classes(
     scores = {name: each.mean(0) for name, each in per_sample.items()} | heads.offsets() | heads.correlations()
     scores["symmetry"], scores["direction"] = weights[:, [attending.layers.index(layer) for layer in heads.layers]]
     more = {"special_tokens": special_tokens, "texts": heads.texts, "repeated": batches.repeated, "seed": seed}
-    source = provenance(model, attending.dtype, causal=hides_future(heads.visible), **more)
+    source = provenance(model, attending, causal=hides_future(heads.visible), **more)
     return HeadClasses(scores, per_sample, *heads.states.share_and_rank(), heads.layers, source, tuple(notes))

@@ -147,7 +147,7 @@ def positional_attention(
         return sums.result(*without, equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible
-    source = provenance(model, attending.dtype, causal=sums.causal, equal_states=equal_states, **fed, **drawn)
+    source = provenance(model, attending, causal=sums.causal, equal_states=equal_states, **fed, **drawn)
     per_word = sums.per_sample(*without, *(() if sums.causal else CAUSAL))
     per_word = {name: values.to(mean) for name, values in per_word.items()}
     return PositionalAttention(mean, per_word, requested, source, visible, attending.others, places)

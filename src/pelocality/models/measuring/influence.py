@@ -57,6 +57,7 @@ class Influence(SequenceModel):
 
     adds_tokens = False
     """The number of positions is checked."""
+    declares_attention = True
 
     def __init__(self, model: nn.Module | SequenceModel, directions: int = 2, seed: int = 0) -> None:
         model = SequenceModel.of(model)

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import pelocality
+from pelocality.models.layers import AttentionLayers
 from pelocality.models.sequence_model import SequenceModel
 
 
@@ -37,6 +38,7 @@ class Provenance:
             special tokens or ``without_first`` leaves them out.
         directions: Of an influence, the number of random directions; 0 of attention.
         precision: Precision in which the weights of attention were computed, by whose rounding `symmetry` judges them.
+        cautions: What could not be proved of the attention that is measured, and which attention is left out.
         residual: Of a rollout, the weight of the residual connections; None of attention.
     """
 
@@ -59,14 +61,15 @@ class Provenance:
     directions: int = 0
     residual: float | None = None
     precision: str = ""
+    cautions: tuple[str, ...] = ()
 
 
-def provenance(model: SequenceModel, precision: torch.dtype, *, causal: bool, **more: Any) -> Provenance:
+def provenance(model: SequenceModel, attending: AttentionLayers, *, causal: bool, **more: Any) -> Provenance:
     """Return the provenance of a result of a model.
 
     Args:
         model: The model.
-        precision: That of the weights.
+        attending: Its layers, with the precision of their weights.
         causal: Whether no query attends to later keys.
         more: Other attributes of `Provenance`.
     """
@@ -78,10 +81,11 @@ def provenance(model: SequenceModel, precision: torch.dtype, *, causal: bool, **
         model_class=type(model.module).__name__,
         model_type=getattr(model.config, "model_type", ""),
         dtype=str(model.dtype).removeprefix("torch."),
-        precision=str(precision).removeprefix("torch."),
+        precision=str(attending.dtype).removeprefix("torch."),
         causal=causal,
         versions={module.__name__: module.__version__ for module in (pelocality, torch, transformers)},
         encoding=model.encoding,
         directions=directions,
+        cautions=attending.cautions,
         **more,
     )

@@ -65,6 +65,7 @@ class Averages(DisplayMixin):
         if self.other_layers:
             others = ", ".join(f"{layer} {what}" for layer, what in self.other_layers.items())
             notes.append(f"layers that are not measured: {others}")
+        notes += self.source.cautions
         if self.positions is not None:
             notes.append(f"distance is by positions of {self.positions.dimensions} coordinates, not by order")
         if self.source.causal:

@@ -269,7 +269,7 @@ class RowSums:
             most_keys=self.facts[:, 0].cpu(),
             per_sample=self.per_sample(*without),
             layers=self.layers,
-            source=provenance(self.model, self.attending.dtype, causal=self.causal, **source),
+            source=provenance(self.model, self.attending, causal=self.causal, **source),
             other_layers=self.attending.others,
         )
 

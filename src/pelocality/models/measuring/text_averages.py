@@ -197,7 +197,7 @@ def text_average(
     visible = (sums.sums["counts"][:, 0, part, part] > 0).cpu()
     special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
     numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
-    source = provenance(model, attending.dtype, causal=sums.causal, special_tokens=special_tokens, **numbers)
+    source = provenance(model, attending, causal=sums.causal, special_tokens=special_tokens, **numbers)
     seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
     base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
     return TextAverage(*base, share=share, counts=counts[part])

@@ -1,0 +1,435 @@
+"""Proof, by intervention, that the last two axes of an attention are its queries and its keys, one for each token.
+
+A square matrix may be of something else: of texts, channels, experts, latents or mixtures of tokens. So a model reads a
+text several times in one batch, each time with another token changed, and wherever a module is called, every other
+token is put back as it was:
+
+    text 0:  a b c d      nothing is changed
+    text 1:  x b c d      may move row 0 and column 0 of every attention
+    text 2:  a x c d      may move row 1 and column 1
+
+The change has to travel along one place through the whole model, so each layer is proved, and the order of its tokens.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pelocality.models._restore import hooked
+from pelocality.models.observer import Attention
+from pelocality.models.sequence_model import SequenceModel, map_tensors
+
+TOKENS, UNKNOWN = "tokens", "unknown"
+_STILL, _TEXTS = "still", "the texts of a batch (batch_first=True?)"
+_ORDER = "its tokens in another order than that of its input"
+_MIXTURES = "mixtures of tokens or these in another order, such as projected keys, channels or reversed keys"
+_FIXED = "something else than one key for each token, such as channels, latents or windows"
+_KEYS, _QUERIES = "keys that are no tokens, as in cross-attention", "queries that are no tokens, such as latents"
+_REFUSED = {_TEXTS, _ORDER}  # a model with such attention reads its input in another way
+
+_Attentions = list[Attention]
+_LENGTHS = (*range(12, 4, -1), *range(13, 40))
+_SHORT = 4
+_CHANGED = 6  # tokens of a longer text that are changed, one at a time
+_NO_WEIGHT = 1e-30  # no key has so small a weight in all texts, unless a mask or a bias makes it so
+_LEAK = 0.1  # how much the logits of other tokens may move, relative to those of the changed one: 8-bit weights round
+_ROUNDING, _LARGE = 1e-4, 0.3  # changes of states, relative to these
+_ALONE = 5e-3  # the largest difference of the weights of a text alone and in a batch
+
+
+class Axes(NamedTuple):
+    """What the queries and the keys of one attention are.
+
+    Attributes:
+        name: "tokens", or what they are instead; "unknown" where no token of a text could be changed alone.
+        leak: The largest change of the logits of other tokens, relative to those of the changed token.
+        column: The column of the first token: 1 behind a key that is no token's, otherwise 0.
+        heads_first: Whether weights are (head, text, n, n) or (head * text, n, n).
+        causal: Whether no later key has any weight, whatever hides it.
+        owner: The module that computed it.
+        still: The changes that moved nothing where all other tokens were put back, if there are too many.
+    """
+
+    name: str
+    leak: float = 0.0
+    column: int = 0
+    heads_first: bool = False
+    causal: bool = False
+    owner: nn.Module | None = None
+    still: tuple[int, ...] = ()
+
+
+class Change(NamedTuple):
+    """Which token is changed in which text of a batch.
+
+    Attributes:
+        tokens: The token that is changed in text 1, 2 and so on; in text 0 and in those behind none is.
+        length: The number n of tokens.
+        texts: The number of texts.
+    """
+
+    tokens: Sequence[int]
+    length: int
+    texts: int
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Each changed text and its changed token, as an index of states (text, n, ...)."""
+        return torch.arange(1, len(self.tokens) + 1), torch.tensor(self.tokens)
+
+
+def prove_tokens(model: SequenceModel, inputs: Any = None) -> list[Axes] | None:
+    """Return the axes of each attention of a model over its tokens, in the order in which these run.
+
+    Attention over something else, such as experts, is left out; results name it. The proof is made once per model.
+
+    Args:
+        model: The model.
+        inputs: For a model that reads no token ids, a batch that it reads.
+
+    Returns:
+        The axes; None for a model whose attention is declared.
+
+    Raises:
+        ValueError: All attention is over something else than the tokens, or some of it over texts or tokens in another
+            order, or a module combines several attentions; or the model fails.
+    """
+    if model.declares_attention:
+        return None
+    if model.axes is None:
+        model.axes = token_axes(model, inputs)
+    proved = [axes for axes in model.axes if axes.name in (TOKENS, UNKNOWN)]
+    others = [axes for axes in model.axes if axes not in proved]
+    owners = {axes.owner for axes in proved}
+    mixed = [each for each in others if each.name != _FIXED and each.owner in owners]  # with attention over tokens
+    refused = mixed or [each for each in others if not proved or each.name in _REFUSED]
+    if refused:
+        raise model.unprobed(f"it attends over {refused[0].name}; an AttentionFunction can return that over tokens")
+    return proved
+
+
+def cautions(axes: Sequence[Axes], left_out: Collection[str]) -> Iterator[str]:
+    """Yield what could not be proved, and the classes whose attention is left out."""
+    if any(each.name == UNKNOWN for each in axes):
+        yield "no token could be changed alone, so it is not proved that the axes of attention are its tokens"
+    if left_out:
+        yield f"attention over something else than the tokens is left out: in {', '.join(sorted(left_out))}"
+
+
+def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
+    """Return what the axes of each attention of a model are, in the order in which they run; see `prove_tokens`."""
+    sizes = {size for each in model.module.parameters() for size in each.shape}
+    alone, others, inputs, length = _of_one_text(model, inputs, sizes)
+    n = max((each.weights.shape[-1] for each in alone), default=0)
+    fixed = [Axes(_FIXED, owner=each.owner) for each in others]
+    if _combines(model, inputs, alone):
+        raise model.unprobed("a module computes several attentions at a time, and combines them")
+    tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
+    texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes | {n, n + 1})
+    change = Change(tokens, n, texts)
+    unknown = fixed + [Axes(UNKNOWN, owner=each.owner) for each in alone]
+    widths = {each.numel() for each in model.module.parameters() if each.ndim == 1}
+    put_back = partial(_put_back, change)
+    batch = _changed_texts(inputs, change, length)
+    if batch is None or any(each.weights.shape[-1] != n for each in alone) or (n != length and {n, n + 1} & widths):
+        return unknown
+    try:
+        together = _attentions(model, batch, n or texts, output=put_back, calls=put_back)
+    except ValueError:  # the model reads no batch of several
+        return unknown
+    if not alone or len(together) != len(alone):
+        return fixed + [Axes(_TEXTS, owner=each.owner) for each in alone or together]
+    axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
+    # Some tokens have no effect where others have all weight; half of them have none where they come in another order.
+    at_most = itertools.chain([0], itertools.repeat(n // 2)) if n == length else itertools.repeat(n - 1)
+    axes = [
+        each if len(each.still) > most else each._replace(still=()) for each, most in zip(axes, at_most, strict=False)
+    ]
+    if any(each.still for each in axes):  # does the token that was put back move anything?
+        free = _attentions(model, batch, n)
+        axes = [_of_still(*each, texts) for each in zip(axes, alone, free, strict=True)]
+    if sum(n in each.shape for each in tensors_of(inputs)) < 2:  # nothing else that grows, so positions tell keys apart
+        axes = [each._replace(name=TOKENS) if each.name in (_KEYS, _QUERIES) else each for each in axes]
+    if model.content is None and n != length:  # it adds tokens, so that one token was changed by module calls alone
+        axes = [each._replace(name=UNKNOWN) if each.name == _MIXTURES else each for each in axes]
+    return fixed + [each._replace(owner=one.owner) for each, one in zip(axes, alone, strict=True)]
+
+
+def with_another(inputs: Any, index: int | slice) -> Any:
+    """Return inputs with another first (0) or last (-1) token id, or number, in each text; all of them for a slice.
+
+    Of several tensors the token ids change, or else the largest tensor: not a mask, nor the time step of a diffusion.
+    """
+    several = isinstance(inputs, Mapping | tuple | list)
+    parts: dict[Any, Any] = dict(inputs if isinstance(inputs, Mapping) else enumerate(inputs if several else [inputs]))
+    sizes = {name: each.numel() for name, each in parts.items() if getattr(each, "dtype", torch.bool) != torch.bool}
+    if not sizes:
+        return inputs
+    name = "input_ids" if "input_ids" in parts else max(sizes, key=lambda each: sizes[each])
+    changed = parts[name].clone(memory_format=torch.contiguous_format)
+    numbers = changed.view(len(changed), -1)[:, index]
+    if not changed.is_floating_point():
+        numbers += torch.where(numbers > 0, -1, 1)
+    elif isinstance(index, int):
+        numbers += 1
+    else:
+        numbers.neg_().sub_(1)  # a constant alone would be lost in a layer norm
+    parts[name] = changed
+    return parts if isinstance(inputs, Mapping) else tuple(parts.values()) if several else changed
+
+
+def first_text(inputs: Any, axis: int = 0) -> Any:
+    """Return the first text of a batch."""
+    return map_tensors(inputs, lambda each: each.narrow(axis, 0, 1) if each.ndim > axis else each)
+
+
+def tensors_of(inputs: Any) -> list[Tensor]:
+    """Return the tensors of a batch, in the order of `map_tensors`."""
+    tensors: list[Tensor] = []
+    map_tensors(inputs, lambda each: (tensors.append(each), each)[1])  # type: ignore[func-returns-value]
+    return tensors
+
+
+# ---- running it
+
+
+def _attentions(
+    model: SequenceModel,
+    inputs: Any,
+    length: int | None = None,
+    *,
+    output: Callable[[Any], Any] | None = None,
+    calls: Callable[[Any], Any] | None = None,
+) -> list[Attention]:
+    """Return every attention of a run.
+
+    Args:
+        model: The model.
+        inputs: A batch of it.
+        length: The number of keys; None for any.
+        output: A function that changes the output of each attention.
+        calls: A function that changes what modules are called with.
+    """
+    attentions: list[Attention] = []
+
+    def use(attention: Attention) -> Callable[[Any], Any] | None:
+        attentions.append(attention)
+        return output
+
+    def change(module: Any, args: Any, kwargs: Any) -> Any:
+        return tuple(map(calls, args)), dict(zip(kwargs, map(calls, kwargs.values()), strict=True))  # type: ignore[arg-type]
+
+    modules = [each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule)]
+    with hooked(modules if calls else [], change):
+        model.watch(inputs, use, length)
+    return attentions
+
+
+def _put_back(change: Change, states: Any) -> Any:
+    """Return the states of texts in which every token but the changed one is as in the first text.
+
+    States without exactly one axis of tokens and one of texts, such as weights, are returned as they are.
+    """
+    sizes = list(states.shape) if isinstance(states, Tensor) and states.is_floating_point() else []
+    n, texts = change.length, change.texts
+    if sizes.count(texts) != 1 or sizes.count(n) != 1 or n + 1 in sizes:  # weights may have a column more
+        return states
+    axes = sizes.index(texts), sizes.index(n)
+    states = states.movedim(axes, (0, 1))  # (text, n, ...)
+    put = states[:1].expand_as(states).clone()
+    before = put[change.places]
+    moved = states[change.places] - before
+    # deep layers may shrink a change
+    size, whole = (each.abs().reshape(len(each), -1).amax(1) for each in (moved, before))
+    small = (size > _ROUNDING * whole) & (size < _LARGE * whole)
+    factor = torch.where(small, _LARGE * whole / size, 1)
+    put[change.places] += moved * factor.view(-1, *[1] * (moved.ndim - 1))
+    return put.movedim((0, 1), axes)
+
+
+def _of_one_text(model: SequenceModel, inputs: Any, sizes: set[int]) -> tuple[_Attentions, _Attentions, Any, int]:
+    """Return the attention on a text whose size grows with the number of tokens, all other attention, and the text.
+
+    Its length is that of no axis of the weights, and comes last; 0 where the model reads no other than that of its
+    inputs, or none is known, so that its tokens cannot be changed one by one.
+
+    Args:
+        model: The model.
+        inputs: A batch of one text.
+        sizes: Those of the axes of its weights.
+    """
+    lengths = [n for n in _LENGTHS if not {n, n + 1} & sizes] or [*_LENGTHS]
+    if model.content is None:
+        length, other_length = lengths[0], _SHORT
+        text, other = ({"input_ids": torch.tensor([model.some_ids(n)], device=model.device)} for n in (length, _SHORT))
+    else:
+        shapes, other = {size for each in tensors_of(inputs) for size in each.shape}, inputs
+        squares = [each.weights.shape[-1] for each in _attentions(model, inputs)]
+        other_length = max((n for n in squares if n in shapes), default=0)
+        length = next((n for n in lengths if n < other_length), 0)
+        if not length:
+            return _attentions(model, inputs), [], inputs, 0
+        size = other_length
+        text = map_tensors(
+            inputs, lambda each: each.narrow(each.shape.index(size), 0, length) if size in each.shape else each
+        )
+    try:
+        attentions = _attentions(model, text)
+        if model.content is None and {each.weights.shape[-1] for each in attentions} <= {length}:
+            return attentions, [], text, length
+        others = _attentions(model, other)
+    except ValueError:  # the model reads no text of that length
+        return _attentions(model, inputs), [], inputs, 0 if model.content else inputs["input_ids"].shape[1]
+    grown = {each.weights.shape[-1] + length - other_length for each in others}
+    by_tokens = [each for each in attentions if each.weights.shape[-1] in grown]
+    return by_tokens, [each for each in attentions if each.weights.shape[-1] not in grown], text, length
+
+
+def _changed_texts(inputs: Any, change: Change, length: int) -> Any:
+    """Return copies of one text: each but the first has one of its tokens changed, or all if they cannot be told.
+
+    None where the inputs have no axis of one text.
+
+    Args:
+        inputs: The text, of which the length is the size of the axis of tokens, if that is known.
+        change: The tokens that are changed.
+        length: 0 if the axis is not known, or has not one token for each key.
+    """
+    pairs = zip(tensors_of(inputs), tensors_of(with_another(inputs, slice(None))), strict=True)
+    old, new = next((pair for pair in pairs if not torch.equal(*pair)), (None, None))
+    if any(each.ndim and 1 not in each.shape[:2] for each in tensors_of(inputs)):
+        return None
+
+    def copies(states: Tensor) -> Tensor:
+        if not states.ndim:
+            return states
+        other: Any = new if _equal(old, states) else states  # query, key and value may be one tensor
+        axis = states.shape[:2].index(1)
+        many, changed = (each.repeat_interleave(change.texts, axis).transpose(0, axis) for each in (states, other))
+        if length == change.length and length in many.shape[1:]:
+            axes = many.shape.index(length, 1), 1
+            many.movedim(*axes)[change.places] = changed.movedim(*axes)[change.places]
+        else:
+            many[1:] = changed[1:]
+        return many.transpose(0, axis)
+
+    return map_tensors(inputs, copies)
+
+
+def _combines(model: SequenceModel, inputs: Any, alone: list[Attention]) -> bool:
+    """Return whether a module combines the weights of several attentions, by a difference or a product.
+
+    Their values are the same, or depend on the attention before; unlike those of two layers, their weights do not.
+    """
+    several = [each for each in alone if each.weights.shape[:-2].numel() > 1]  # heads may run one by one
+    if max(Counter((each.owner, each.call) for each in several).values(), default=0) < 2:
+        return False
+    n = alone[0].weights.shape[-1]
+    changed = _attentions(model, inputs, n, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each))
+    pairs = [
+        (one, other, new)
+        for (one, _), (other, new) in itertools.combinations(zip(alone, changed, strict=True), 2)
+        if (one.owner, one.call) == (other.owner, other.call) and _equal(other.weights, new.weights)
+    ]
+    return any(_equal(one.values, other.values) or not _equal(other.values, new.values) for one, other, new in pairs)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two tensors have the same shape and numbers; what was not seen has not."""
+    return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+# ---- reading it
+
+
+def _axes(one: Attention, many: Attention, change: Change) -> Axes:
+    """Return what the axes of an attention are, of a text alone and of copies of it with changed tokens."""
+    candidates = []
+    for column in (0, 1) if one.shifted is not None else (0,):
+        weights, heads_first = _by_text(_tokens_first(many, column), _tokens_first(one, column), change.texts)
+        if weights is None:
+            return Axes(_TEXTS)
+        n = weights.shape[-2]
+        most = weights[..., :n].amax((0, 1))  # of all texts and heads
+        causal = n > 1 and float(most.triu(1).max()) < _NO_WEIGHT < float(most.diagonal(-1).min())
+        name, leak, still = _moved(weights, change)
+        candidates.append(Axes(name, leak, column, heads_first, causal, still=still))
+    return min(candidates, key=lambda axes: (axes.name != TOKENS, axes.leak))
+
+
+def _of_still(axes: Axes, one: Attention, many: Attention, texts: int) -> Axes:
+    """Return the axes of an attention that some changes did not move: do they where no token is put back?"""
+    if not axes.still:
+        return axes
+    weights, _ = _by_text(_tokens_first(many, 0), _tokens_first(one, 0), texts)
+    moved = 1.0 if weights is None else float((weights[2:] - weights[1])[list(axes.still)].abs().max())
+    if moved > max(_ROUNDING, 4 * torch.finfo(one.weights.dtype).eps):
+        return axes._replace(name=_ORDER)
+    return axes._replace(name=(UNKNOWN if moved else TOKENS) if axes.name == _STILL else axes.name)
+
+
+def _tokens_first(attention: Attention, column: int) -> Tensor:
+    """Return weights (..., n, m) that begin with the column of the first token; a key that is no token's comes last."""
+    if attention.shifted is None:
+        return attention.weights
+    return torch.cat([attention.weights, attention.shifted[0][..., -1:]], -1).roll(-column, -1)
+
+
+def _by_text(weights: Tensor, alone: Tensor, texts: int) -> tuple[Tensor | None, bool]:
+    """Return weights (1 + text, head, n, m), of which the first are of a text alone, and whether heads came first.
+
+    None where the texts of the batch are others than this one, and its copies, alone would be.
+    """
+    matrix, alone = weights.shape[-2:], alone.reshape(1, -1, *alone.shape[-2:])
+    if weights.numel() == alone.numel():  # content plays no part, so texts have no axis
+        return alone.expand(1 + texts, -1, -1, -1), False
+    if alone.shape[-2:] != matrix or weights.numel() != texts * alone.numel():
+        return None, False
+    orders = [weights.reshape(texts, -1, *matrix), weights.reshape(-1, texts, *matrix).transpose(0, 1)]
+    off = [float((each[0] - alone).abs().nan_to_num().max()) for each in orders]
+    weights = torch.cat([alone, orders[off[1] < off[0]]])
+    moved = float((weights[2:] - weights[1]).abs().nan_to_num().max())
+    rounding = max(_ALONE, 16 * torch.finfo(weights.dtype).eps, moved / 4)  # 8-bit weights round by the whole batch
+    return weights if min(off) <= rounding else None, off[1] < off[0]
+
+
+def _moved(weights: Tensor, change: Change) -> tuple[str, float, tuple[int, ...]]:
+    """Return what moves in the logits of texts with a changed token, how much elsewhere, and which move nothing.
+
+    Logits are known up to a number for each row, so that a row has moved if its changes differ.
+
+    Args:
+        weights: The weights of a text alone, in a batch and of its copies, (1 + text, head, n, m).
+        change: The token that is changed in each copy.
+    """
+    weights = weights[: len(change.tokens) + 2]
+    logs = weights.double().where(weights > _NO_WEIGHT, torch.nan).log()
+    changes = logs[2:] - logs[1]  # (token, head, n, m), NaN where keys are hidden
+    place = change.places[1].to(weights.device).view(-1, 1, 1, 1)
+    row, column = (torch.arange(size, device=weights.device) for size in weights.shape[-2:])
+    of_row, of_column = place == row[:, None], (place == column) & (place != row[:, None])
+    others = changes.where(~of_row & ~of_column, torch.nan)
+    by_key = changes.where(of_column, torch.nan) - others.nanmedian(-1, keepdim=True).values
+    moved = (weights[2:] - weights[1]).abs()  # these alone move in a one-hot row
+    rows = _spread(changes.where(of_row, torch.nan)).maximum(moved.where(of_row, 0).amax((1, 2, 3)))
+    keys = by_key.abs().nan_to_num().amax((1, 2, 3)).maximum(moved.where(of_column, 0).amax((1, 2, 3)))
+    noise = float((logs[0] - logs[1]).abs().nan_to_num().max())
+    least = max(16 * torch.finfo(weights.dtype).eps, 4 * noise)
+    elsewhere, of_rows, of_keys = float(_spread(others).max()), float(rows.max()), float(keys.max())
+    if max(of_rows, of_keys, elsewhere) <= least or float(moved.max()) <= 16 * torch.finfo(weights.dtype).eps:
+        return _STILL, 0.0, tuple(range(len(moved)))
+    still = tuple((rows.maximum(keys) <= least).nonzero().flatten().tolist())
+    leak = elsewhere / max(of_keys if of_keys > least else of_rows, least)
+    name = TOKENS if min(of_keys, of_rows) > least else _KEYS if of_rows > least else _QUERIES
+    return name if leak <= _LEAK else _MIXTURES, leak, still
+
+
+def _spread(changes: Tensor) -> Tensor:
+    """Return for each token the largest difference of changes (token, head, n, m) in a row, NaN apart."""
+    spread = changes.nan_to_num(-torch.inf).amax(-1) - changes.nan_to_num(torch.inf).amin(-1)
+    return spread.clamp(min=0).amax((1, 2))
