@@ -3,6 +3,7 @@
 import bz2
 import csv
 import gzip
+import itertools
 import json
 import lzma
 import numbers
@@ -17,6 +18,7 @@ from typing import Any
 
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
+_LINES = re.compile(rb"[^\r\n]*(?:\r*\n|\r)|[^\r\n]+")  # \r alone ended a line on old Macs
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _DAMAGED = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 # A zip archive raises the last two where it needs another method or a password.
@@ -30,7 +32,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 1
     with path.open("rb") as file:
         try:
-            for line in _decompressed(file):
+            for line in itertools.chain.from_iterable(map(_LINES.findall, _decompressed(file))):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if "\0" in text:  # UTF-8 allows it, but no text has it
                     raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")

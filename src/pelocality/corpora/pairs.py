@@ -3,14 +3,25 @@
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+import pandas
+
 from pelocality._checks import are_names, check_choice
-from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
+from pelocality.corpora._records import (
+    COMPRESSED,
+    Record,
+    field,
+    identifier,
+    json_lines,
+    json_object,
+    table_rows,
+    text_lines,
+)
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, check_rows, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
@@ -54,8 +65,20 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
         ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
+    return file_corpus(path, _snli_records, _read_snli_row)
+
+
+def _snli_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of a file, at least one of which must have the field of SNLI's labels."""
     is_table = _suffix(path) in (".txt", ".tsv")
-    return file_corpus(path, functools.partial(table_rows, tabs=True) if is_table else json_lines, _read_snli_row)
+    name, rows = ("gold_label", table_rows(path, tabs=True)) if is_table else ('"gold_label"', json_lines(path))
+    row, has_labels = None, False
+    for place, row in rows:
+        has_labels = has_labels or name in row
+        yield place, row
+    if row and not has_labels:
+        got = list(row if is_table else json_object(row))
+        raise ValueError(f"{path}: rows must have a field 'gold_label', the last has {got}; use read_pairs")
 
 
 def _suffix(path: str | Path) -> str:
@@ -169,6 +192,8 @@ def _read_pair(
     label = _label(field(row, label_field, object, advice), labels) if label_field else None
     if label_field and label is None:
         return NO_GOLD_LABEL
+    if any(_is_null(field(row, name, object, advice)) for name in sides):
+        return Dropped("a text is null")
     texts = [field(row, name, str, advice) for name in sides]
     uid = identifier(row, uid_field) if uid_field else where
     first, second = parsed(parser, texts, language)
@@ -221,19 +246,21 @@ def _without_structure(texts: Sequence[str]) -> list[Sentence]:
 
 def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
-    import pandas as pd
-
     if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     text = str(int(value) if isinstance(value, bool) else value).strip()
-    if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
+    if text in (*MISSING_LABELS, "-1", "-1.0") or _is_null(value):
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
-    number = pd.to_numeric(text, errors="coerce")  # "01" and "1.0" are numbers too.
+    number = pandas.to_numeric(text, errors="coerce")  # "01" and "1.0" are numbers too.
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]
+
+
+def _is_null(value: Any) -> bool:
+    return bool(pandas.api.types.is_scalar(value) and pandas.isna(value))
 
 
 def are_names_in_order(value: Any) -> bool:

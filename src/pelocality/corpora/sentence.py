@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
+# A word of a bracketed tree may have a no-break space inside: only ASCII white space divides words.
+LEAF = r"[^\s()](?a:[^\s()]*)(?<!\s)"
 # The rules of a language look for its two-letter code.
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
@@ -64,8 +66,7 @@ class Constituents:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
-        # Only ASCII white space ends a word, as in `parse_bracketed`.
-        return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=r"(?a:[^\s()])+")
+        return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=LEAF)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ from pelocality.corpora.sentence import (
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
+_TEN = "ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC"
+_OF_FILE = re.compile(r"(?m)^# *(?:global\.columns|udpipe_model) *=.*")  # comments that hold for all that follows
+_NAMES = re.compile(r"(?m)^# *global\.columns *=(.*)")
+_TEXT = re.compile(r"(?m)^# *(?:sentence-)?text *[=:](.*)")
+_SENSE = re.compile(r"_|\S+\.\w+")
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -121,38 +126,43 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
 
 
 def _conllu_records(path: Path) -> Iterator[Record]:
+    header = ""
     for has_text, lines in itertools.groupby(text_lines(path), key=lambda line: bool(line[1].strip())):
         if has_text:
             numbers, texts = zip(*lines, strict=True)
-            yield numbers[0], "".join(texts)
+            block = "\n".join(map(str.rstrip, texts))
+            header = "\n".join(_OF_FILE.findall(block)) or header
+            yield numbers[0], f"{header}\n{block}"
 
 
 def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Dropped:
     tokens = _checked_tokens(block)
-    if tokens is None:
-        return Dropped("comments without words")
+    if isinstance(tokens, Dropped):
+        return tokens
     words = [token for token in tokens if isinstance(token["id"], int)]
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
     forms = tuple(word["form"] for word in words)
-    upos = tuple(word["upos"] or "_" for word in words)
+    upos = tuple(word.get("upos") or "_" for word in words)
     # A text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence.
     if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
         advice = "get its text as the README of the treebank says"
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
     dependencies = None
-    if any(word["head"] is not None for word in words):
+    if any(word.get("head") is not None for word in words):
         dependencies = Dependencies(
             tuple(word["head"] for word in words),
             tuple(word["deprel"] or "_" for word in words),
             where,
             upos,
-            tuple(dict(word["feats"] or {}) for word in words),
-            xpos=tuple(word["xpos"] or "_" for word in words),
+            tuple(dict(word.get("feats") or {}) for word in words),
+            automatic="udpipe_model" in tokens.metadata,
+            xpos=tuple(word.get("xpos") or "_" for word in words),
         )
     multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
     check_apart(multiword_tokens)
     surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
-    spaces = _spaces(surface, words, ranges, tokens.metadata.get("text"))
+    text = _TEXT.search(block)
+    spaces = _spaces(surface, words, ranges, text[1] if text else None)
     if spaces is None:
         return Dropped("text and words disagree")
     return Sentence(
@@ -162,23 +172,28 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         language=language,
         multiword_tokens=multiword_tokens,
         dependencies=dependencies,
+        frames=_propositions(words, dependencies, where),
         source=where,
     )
 
 
 def _checked_tokens(block: str) -> Any:
-    """Return the lines of a sentence as conllu reads them, with its comments; None for comments alone."""
+    """Return the lines of a sentence as conllu reads them, with its comments, or why it is left out."""
     import conllu
     from conllu.exceptions import ParseException
 
-    rows = [row for row in block.split("\n") if row and not row.startswith("#")]
-    if not rows:
-        return None
-    for row in rows:  # the conllu package reads two spaces as a tab, and ignores columns after the tenth
-        if "  " in row.rpartition("\t")[0] or len(re.split(r"\t|  +", row)) != 10:
-            raise ValueError(f"a row must have 10 columns, and no two spaces in a cell, got {brief(row)}")
+    lines = [line for line in block.split("\n") if line and not line.startswith("#")]
+    if not lines:
+        return Dropped("comments without words")
+    rows = [re.split(r"\t|  +", line) for line in lines]
+    columns = _columns(block, rows)
+    if columns is None:
+        return Dropped("columns of arguments are not those of the predicates")
+    for line, row in zip(lines, rows, strict=True):
+        if "  " in line.rpartition("\t")[0] or len(row) != len(columns):  # the conllu package reads two spaces as a tab
+            raise ValueError(f"a row must have {len(columns)} columns, and no two spaces in a cell, got {brief(line)}")
     try:
-        tokens = conllu.parse(block)[0]
+        tokens = conllu.parse(block, columns)[0]
     except (ParseException, IndexError) as error:
         raise ValueError(f"not a CoNLL-U sentence: {error}") from error
     numbers = [token["id"] for token in tokens if isinstance(token["id"], int)]
@@ -187,17 +202,71 @@ def _checked_tokens(block: str) -> Any:
     return tokens
 
 
+def _columns(block: str, rows: list[list[str]]) -> list[str] | None:
+    """Return the names of the columns, None where those of frames do not fit their predicates."""
+    named = _NAMES.search(block)
+    columns = (named[1] if named else _TEN).lower().split()
+    needed = {"id", "form"} | ({"head", "deprel"} if {"head", "deprel", "up:pred"} & set(columns) else set())
+    if not needed <= set(columns):
+        advice = "merge the columns of another file, such as its treebank"
+        raise ValueError(f"columns must be {needed} and others, got {columns}; {advice}")
+    lengths = set(map(len, rows))
+    if named or min(lengths) < 10 or max(lengths) == 10:
+        return columns
+    # Universal Propositions 1: a mark and the sense replace DEPS and MISC; in English, the sense follows MISC.
+    marked = "Y" in {row[8] for row in rows}
+    more = [*columns[:8], "mark", "sense"] if marked else [*columns, "sense"]
+    senses = [row[len(more) - 1] for row in rows if len(row) >= len(more)]
+    if not all(map(_SENSE.fullmatch, senses)):
+        return columns
+    arguments = len(senses) - senses.count("_")
+    return [*more, *map(str, range(arguments))] if lengths == {len(more) + arguments} else None
+
+
+def _propositions(words: list[Any], dependencies: Dependencies | None, where: str) -> tuple[Frame, ...] | None:
+    """Return the frames of Universal Propositions, None where there is no column of predicates."""
+    name = next((name for name in ("sense", "up:pred") if name in words[0]), None)
+    frames: list[Frame] = []
+    for verb, word in enumerate(words if name else ()):
+        if word[name] != "_":
+            if name == "sense":
+                places = [(each[str(len(frames))], str(each["id"])) for each in words]
+            else:  # A0:1-3|A1:5-9, or A0:2|A1:7 by heads
+                cells = [word[each] for each in ("up:argspans", "up:argheads") if word.get(each, "_") != "_"]
+                places = [each.rpartition(":")[::2] for each in "|".join(cells[:1]).split("|")]
+            arguments = (
+                Argument(re.sub(r"\bA(?=[\dM])", "ARG", role), *_span(place, verb, dependencies))
+                for role, place in places
+                if role not in ("", "_", "V")
+            )
+            frames.append(Frame(word[name], (verb, verb + 1), tuple(arguments), f"frames of {where}"))
+    return tuple(frames) if name else None
+
+
+def _span(place: str, verb: int, dependencies: Any) -> tuple[int, int]:
+    """Return the span of words 5-9, or the phrase of a head, without the verb's clause (the man who sleeps)."""
+    first, _, last = place.partition("-")
+    if last:
+        return int(first) - 1, int(last)
+    head = int(first) - 1
+    inside = dependencies.subtree(head)
+    if head != verb and verb in inside:
+        inside -= dependencies.subtree(verb)
+    before = next(k for k in range(head, -2, -1) if k not in inside)
+    return before + 1, next(k for k in itertools.count(head) if k not in inside)
+
+
 def _spaces(
     surface: list[tuple[int, int, str]], words: list[Any], ranges: list[Any], text: str | None
 ) -> tuple[str, ...] | None:
-    """Return the white space after each word; None where the words are not those of the text."""
+    """Return the white space after each word, () if unknown; None where the words are not those of the text."""
     aligned = align([form for _, _, form in surface], text or "")
-    if text and aligned is None:
-        return None
+    if aligned is None and (text or "misc" not in words[0]):
+        return None if text else ()
     of_range = {token["id"][0] - 1: token for token in ranges}
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(surface):
-        misc = of_range.get(first, words[first])["misc"] or {}
+        misc = of_range.get(first, words[first]).get("misc") or {}
         # "# text" has the exact white space, SpaceAfter only whether there is any
         spaces[last - 1] = aligned[1][k] if aligned else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
@@ -240,7 +309,8 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
 def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:
     row = json_object(line)
     tokens = tuple(row["tokens"]) if row.get("tokens") is not None else None
-    words, constituents = _frames_tree(field(row, "tree"), tokens, where)
+    without_tree = tokens and row.get("tree") is None
+    words, constituents = (tokens, None) if without_tree else _frames_tree(field(row, "tree"), tokens, where)
     spaces: tuple[str, ...] = ()
     if row.get("text") is not None:
         aligned = align(words, field(row, "text"))

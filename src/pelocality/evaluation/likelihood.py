@@ -1,5 +1,6 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -70,7 +71,9 @@ def pseudo_log_likelihood(
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
     check_choice("within_word", within_word, ("one", "following"))
-    encoded = [tokenizer(text, return_special_tokens_mask=True) for text in texts]
+    edges = [re.escape(getattr(tokenizer, name, None) or "") for name in ("cls_token", "sep_token")]
+    own = re.compile(r"^\s*{}|{}\s*$".format(*edges))  # the tokenizer adds them
+    encoded = [tokenizer(own.sub("", text), return_special_tokens_mask=True) for text in texts]
     special = [one["special_tokens_mask"] for one in encoded]
     places = [(number, place) for number, row in enumerate(special) for place, hidden in enumerate(row) if not hidden]
     lengths, check = [len(special[number]) for number, _ in places], _refuse_causal
@@ -136,7 +139,8 @@ def log_likelihood(
     if beginning and first is None:
         advice = "set its bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
         raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
-    ids = [[first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
+    rows = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    ids = [[first] * (beginning and row[:1] != [first]) + row or [0] for row in rows]
     lengths, check = [len(row) for row in ids], check_causal
 
     def row_of(index: int) -> Row:

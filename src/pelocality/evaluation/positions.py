@@ -179,7 +179,7 @@ def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
             ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
             while len(ids) > 1 and special[-1]:
                 ids, special = ids[:-1], special[:-1]
-            yield ids
+            yield ids[int(ids[:1] == ids[1:2] and special[:2] == [1, 0]) :]  # a text may begin with this token too
         else:
             yield from _rows_of_batch(text)
 
