@@ -23,7 +23,8 @@ _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7z
 _DAMAGED = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 # A zip archive raises the last two where it needs another method or a password.
 _UNREADABLE = (*_DAMAGED, NotImplementedError, RuntimeError)
-COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+TABLES = (".tsv", ".txt", ".csv")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 
 
@@ -56,6 +57,17 @@ def _decompressed(file: BufferedReader) -> Any:
     if len(names) != 1:
         raise zipfile.BadZipFile(f"a .zip must hold one file, got {len(names)}: {brief(names)}")
     return archive.open(names[0])
+
+
+def suffix(path: str | Path) -> str:
+    """Return the suffix of a file name in lower case, without that of a compressed file."""
+    path = Path(str(path).lower())
+    return (path.with_suffix("") if path.suffix in _COMPRESSED else path).suffix
+
+
+def rows_of_file(path: Path) -> Iterator[Record]:
+    """Yield the rows of a table, or the lines of a file of any other suffix, which are JSON objects."""
+    return table_rows(path, tabs=suffix(path) != ".csv") if suffix(path) in TABLES else json_lines(path)
 
 
 def json_lines(path: Path) -> Iterator[Record]:

@@ -13,8 +13,8 @@ _NODE = re.compile(rf"\(\s*([^\s()]*)\s*((?:{LEAF})?)\s*(\)?)|(\)|{LEAF})")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
 _NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # tags of traces, of codes, of marks
 # Some treebanks do not tag traces as -NONE-: (NP-SBJ *con*), (ADVP *T*-1), (C 0), (P 0), (WNP 0), (TO *).
-_TRACE = r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|P|W[A-Z]+P)(?:[-=]\S+)? 0|TO \*"
-_TRACE = re.compile(_TRACE)
+_MARKED = r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?"
+_TRACE = re.compile(rf"{_MARKED}|(?:C|P|W[A-Z]+P)(?:[-=]\S+)? 0|TO \*")
 # IcePaHC has lemmas behind its words, most of which begin like them, (P á-á) (NS-A bækur-bók), and divides some words,
 # (N-N land$-land) (D-N $ið-hinn).
 _LEAF = re.compile(r"\((?!ID |CODE )\S+ ([^\s()*0][^\s()]*)\)")

@@ -9,19 +9,8 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-import pandas
-
 from pelocality._checks import are_names, check_choice
-from pelocality.corpora._records import (
-    COMPRESSED,
-    Record,
-    field,
-    identifier,
-    json_lines,
-    json_object,
-    table_rows,
-    text_lines,
-)
+from pelocality.corpora._records import TABLES, Record, field, identifier, json_object, rows_of_file, suffix, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, check_rows, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
@@ -69,22 +58,14 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
 
 def _snli_records(path: Path) -> Iterator[Record]:
-    """Yield the rows of a file, at least one of which must have the field of SNLI's labels."""
-    is_table = _suffix(path) in (".txt", ".tsv")
-    name, rows = ("gold_label", table_rows(path, tabs=True)) if is_table else ('"gold_label"', json_lines(path))
-    row, has_labels = None, False
-    for place, row in rows:
-        has_labels = has_labels or name in row
+    """Yield the rows of a file, which is another format if none has the field of SNLI's labels."""
+    has_labels = None
+    for place, row in rows_of_file(path):
+        has_labels = has_labels or ('"gold_label"' if isinstance(row, str) else "gold_label") in row
         yield place, row
-    if row and not has_labels:
-        got = list(row if is_table else json_object(row))
+    if has_labels is False:
+        got = list(json_object(row) if isinstance(row, str) else row)
         raise ValueError(f"{path}: rows must have a field 'gold_label', the last has {got}; use read_pairs")
-
-
-def _suffix(path: str | Path) -> str:
-    """Return the suffix of a file name in lower case, without that of a compressed file."""
-    path = Path(str(path).lower())
-    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
 
 
 def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
@@ -171,10 +152,8 @@ def read_pairs(
     parser = parser or _without_structure
     read = functools.partial(_read_pair, names=fields, parser=parser, labels=names, language=code)
     if isinstance(source, str | Path):
-        records = dict.fromkeys((".jsonl", ".json"), json_lines)
-        records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
-        check_choice("the end of source", _suffix(source), records)
-        return file_corpus(source, records[_suffix(source)], read)
+        check_choice("the end of source", suffix(source), (".jsonl", ".json", *TABLES))
+        return file_corpus(source, rows_of_file, read)
     rows: Any = source
     rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # a data frame yields its columns
     advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
@@ -246,6 +225,8 @@ def _without_structure(texts: Sequence[str]) -> list[Sentence]:
 
 def _label(value: Any, names: Sequence[str] | None) -> str | None:
     """Return the name of a label, which may be a name or a number of any type; None if it is missing."""
+    import pandas as pd
+
     if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     text = str(int(value) if isinstance(value, bool) else value).strip()
@@ -253,14 +234,14 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
-    number = pandas.to_numeric(text, errors="coerce")  # "01" and "1.0" are numbers too.
+    number = pd.to_numeric(text, errors="coerce")  # "01" and "1.0" are numbers too.
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]
 
 
 def _is_null(value: Any) -> bool:
-    return bool(pandas.api.types.is_scalar(value) and pandas.isna(value))
+    return not isinstance(value, str) and str(value).lower() in ("none", "nan", "<na>", "nat")
 
 
 def are_names_in_order(value: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pelocality.corpora._records import Record, text_lines
 from pelocality.corpora.constituents import parse_bracketed
@@ -161,18 +161,13 @@ def _read_block(block: _Block, where: str, language: str, automatic: bool) -> Se
     if len(leaves) != len(rows):
         return Dropped("brackets that make no tree")
     cells, made = zip(*(row[columns] for row in rows), strict=True), "automatic" if automatic else "gold"
+    frames = [_frame_of_column(k, column, rows, f"{made} frames of {where}") for k, column in enumerate(cells)]
     sentence = of_treebank or Sentence(leaves)
-    return replace(
-        sentence,
-        # Spaces that were guessed are guessed again, from the tags of this tree.
-        spaces=() if sentence.spacing == "rule" else sentence.spaces,
-        spacing="corpus",
-        uid=sentence.uid or where,
-        language=sentence.language or language,
-        constituents=constituents if constituents.spans else sentence.constituents,
-        frames=tuple(_frame_of_column(k, column, rows, f"{made} frames of {where}") for k, column in enumerate(cells)),
-        source=sentence.source or where,
-    )
+    spaces = () if sentence.spacing == "rule" else sentence.spaces  # guessed again, from the tags of this tree
+    phrases = constituents if constituents.spans else sentence.constituents
+    layers: dict[str, Any] = {"spaces": spaces, "spacing": "corpus", "constituents": phrases, "frames": tuple(frames)}
+    layers |= {"uid": sentence.uid or where, "source": sentence.source or where}
+    return replace(sentence, **layers, language=sentence.language or language)
 
 
 def _frame_of_column(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Frame:

@@ -149,15 +149,11 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
     dependencies = None
     if any(word.get("head") is not None for word in words):
-        dependencies = Dependencies(
-            tuple(word["head"] for word in words),
-            tuple(word["deprel"] or "_" for word in words),
-            where,
-            upos,
-            tuple(dict(word.get("feats") or {}) for word in words),
-            automatic="udpipe_model" in tokens.metadata,
-            xpos=tuple(word.get("xpos") or "_" for word in words),
-        )
+        heads, relations = zip(*((word["head"], word["deprel"] or "_") for word in words), strict=True)
+        features = tuple(dict(word.get("feats") or {}) for word in words)
+        xpos = tuple(word.get("xpos") or "_" for word in words)
+        automatic = "udpipe_model" in tokens.metadata
+        dependencies = Dependencies(heads, relations, where, upos, features, automatic, xpos)
     multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
     check_apart(multiword_tokens)
     surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
@@ -165,16 +161,8 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     spaces = _spaces(surface, words, ranges, text[1] if text else None)
     if spaces is None:
         return Dropped("text and words disagree")
-    return Sentence(
-        forms,
-        spaces,
-        uid=tokens.metadata.get("sent_id") or where,
-        language=language,
-        multiword_tokens=multiword_tokens,
-        dependencies=dependencies,
-        frames=_propositions(words, dependencies, where),
-        source=where,
-    )
+    uid, frames = tokens.metadata.get("sent_id") or where, _propositions(words, dependencies, where)
+    return Sentence(forms, spaces, uid, language, multiword_tokens, None, dependencies, frames, where)
 
 
 def _checked_tokens(block: str) -> Any:
@@ -206,21 +194,18 @@ def _columns(block: str, rows: list[list[str]]) -> list[str] | None:
     """Return the names of the columns, None where those of frames do not fit their predicates."""
     named = _NAMES.search(block)
     columns = (named[1] if named else _TEN).lower().split()
-    needed = {"id", "form"} | ({"head", "deprel"} if {"head", "deprel", "up:pred"} & set(columns) else set())
-    if not needed <= set(columns):
-        advice = "merge the columns of another file, such as its treebank"
-        raise ValueError(f"columns must be {needed} and others, got {columns}; {advice}")
+    if not {"id", "form"} <= set(columns) or ("head" in columns) != ("deprel" in columns):
+        raise ValueError(f"columns must include ID and FORM, and HEAD with DEPREL, got {columns}; merge other files")
     lengths = set(map(len, rows))
     if named or min(lengths) < 10 or max(lengths) == 10:
         return columns
     # Universal Propositions 1: a mark and the sense replace DEPS and MISC; in English, the sense follows MISC.
-    marked = "Y" in {row[8] for row in rows}
-    more = [*columns[:8], "mark", "sense"] if marked else [*columns, "sense"]
+    more = [*columns[:8], "mark", "sense"] if "Y" in {row[8] for row in rows} else [*columns, "sense"]
     senses = [row[len(more) - 1] for row in rows if len(row) >= len(more)]
     if not all(map(_SENSE.fullmatch, senses)):
         return columns
-    arguments = len(senses) - senses.count("_")
-    return [*more, *map(str, range(arguments))] if lengths == {len(more) + arguments} else None
+    more += map(str, range(len(senses) - senses.count("_")))  # a column of arguments for each predicate
+    return more if lengths == {len(more)} else None
 
 
 def _propositions(words: list[Any], dependencies: Dependencies | None, where: str) -> tuple[Frame, ...] | None:
@@ -228,18 +213,15 @@ def _propositions(words: list[Any], dependencies: Dependencies | None, where: st
     name = next((name for name in ("sense", "up:pred") if name in words[0]), None)
     frames: list[Frame] = []
     for verb, word in enumerate(words if name else ()):
-        if word[name] != "_":
-            if name == "sense":
-                places = [(each[str(len(frames))], str(each["id"])) for each in words]
-            else:  # A0:1-3|A1:5-9, or A0:2|A1:7 by heads
-                cells = [word[each] for each in ("up:argspans", "up:argheads") if word.get(each, "_") != "_"]
-                places = [each.rpartition(":")[::2] for each in "|".join(cells[:1]).split("|")]
-            arguments = (
-                Argument(re.sub(r"\bA(?=[\dM])", "ARG", role), *_span(place, verb, dependencies))
-                for role, place in places
-                if role not in ("", "_", "V")
-            )
-            frames.append(Frame(word[name], (verb, verb + 1), tuple(arguments), f"frames of {where}"))
+        if word[name] == "_":
+            continue
+        places = [(each.get(str(len(frames))), str(each["id"])) for each in words]  # of the first version
+        if name == "up:pred":  # A0:1-3|A1:5-9, or A0:2|A1:7 by heads
+            cells = (word.get(each, "_") for each in ("up:argspans", "up:argheads"))
+            places = [each.rpartition(":")[::2] for each in next((c for c in cells if c != "_"), "").split("|")]
+        roles = [(re.sub(r"\bA(?=[\dM])", "ARG", role), place) for role, place in places if role not in ("", "_", "V")]
+        arguments = tuple(Argument(role, *_span(place, verb, dependencies)) for role, place in roles)
+        frames.append(Frame(word[name], (verb, verb + 1), arguments, f"frames of {where}"))
     return tuple(frames) if name else None
 
 
@@ -309,8 +291,7 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
 def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:
     row = json_object(line)
     tokens = tuple(row["tokens"]) if row.get("tokens") is not None else None
-    without_tree = tokens and row.get("tree") is None
-    words, constituents = (tokens, None) if without_tree else _frames_tree(field(row, "tree"), tokens, where)
+    words, constituents = _frames_tree(row, tokens, where)
     spaces: tuple[str, ...] = ()
     if row.get("text") is not None:
         aligned = align(words, field(row, "text"))
@@ -321,29 +302,22 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     if row.get("head"):
         upos = tuple(row["upos"]) if row.get("upos") else None
         dependencies = Dependencies(tuple(row["head"]), tuple(field(row, "deprel", list)), where, upos)
-    return Sentence(
-        words,
-        spaces,
-        uid=identifier(row, "id"),
-        language=language,
-        constituents=constituents,
-        dependencies=dependencies,
-        frames=tuple(_frame_of_fields(frame, where) for frame in field(row, "frames", list)),
-        source=where,
-    )
+    frames = tuple(_frame_of_fields(frame, where) for frame in field(row, "frames", list))
+    return Sentence(words, spaces, identifier(row, "id"), language, (), constituents, dependencies, frames, where)
 
 
-def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple[tuple[str, ...], Constituents | None]:
-    """Return the words, and the constituents if the words of the tree are the tokens."""
+def _frames_tree(row: Any, tokens: tuple[str, ...] | None, where: str) -> tuple[tuple[str, ...], Constituents | None]:
+    """Return the words, and the constituents if there is a tree whose words are the tokens."""
     try:
-        words, constituents = parse_bracketed(tree, where)
+        words, constituents = parse_bracketed(field(row, "tree"), where)
     except ValueError:
         if tokens is None:
             raise
     else:
         if tokens is None or (len(words) == len(tokens) and align(words, "".join(tokens)) is not None):
             return tokens or words, constituents
-    logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
+    if row.get("tree") is not None:
+        logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
     return tokens, None
 
 

@@ -1,6 +1,5 @@
 """Scores of sentences: pseudo-log-likelihood of masked models, log-likelihood of causal models."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -71,9 +70,9 @@ def pseudo_log_likelihood(
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
     check_choice("within_word", within_word, ("one", "following"))
-    edges = [re.escape(getattr(tokenizer, name, None) or "") for name in ("cls_token", "sep_token")]
-    own = re.compile(r"^\s*{}|{}\s*$".format(*edges))  # the tokenizer adds them
-    encoded = [tokenizer(own.sub("", text), return_special_tokens_mask=True) for text in texts]
+    first, last = (getattr(tokenizer, name, None) or "" for name in ("cls_token", "sep_token"))
+    texts = [text.removeprefix(first).removesuffix(last) for text in texts]  # the tokenizer adds them
+    encoded = [tokenizer(text, return_special_tokens_mask=True) for text in texts]
     special = [one["special_tokens_mask"] for one in encoded]
     places = [(number, place) for number, row in enumerate(special) for place, hidden in enumerate(row) if not hidden]
     lengths, check = [len(special[number]) for number, _ in places], _refuse_causal
