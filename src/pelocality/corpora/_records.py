@@ -3,7 +3,6 @@
 import bz2
 import csv
 import gzip
-import itertools
 import json
 import lzma
 import numbers
@@ -33,12 +32,13 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 1
     with path.open("rb") as file:
         try:
-            for line in itertools.chain.from_iterable(map(_LINES.findall, _decompressed(file))):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if "\0" in text:  # UTF-8 allows it, but no text has it
-                    raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
-                yield number, text
-                number += 1
+            for lines in _decompressed(file):
+                for line in _LINES.findall(lines) if b"\r" in lines.rstrip() else (lines,):
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    if "\0" in text:  # UTF-8 allows it, but no text has it
+                        raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
+                    yield number, text
+                    number += 1
         except _UNREADABLE as error:
             advice = "unpack it first, or convert it with iconv"
             raise ValueError(f"{path}:{number}: must be text in UTF-8: {error}; {advice}") from error

@@ -17,6 +17,7 @@ _MARKED = r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?"
 _TRACE = re.compile(rf"{_MARKED}|(?:C|P|W[A-Z]+P)(?:[-=]\S+)? 0|TO \*")
 # IcePaHC has lemmas behind its words, most of which begin like them, (P á-á) (NS-A bækur-bók), and divides some words,
 # (N-N land$-land) (D-N $ið-hinn).
+_LEMMAS = re.compile(r"\(ID |[.,]-[.,]\)")
 _LEAF = re.compile(r"\((?!ID |CODE )\S+ ([^\s()*0][^\s()]*)\)")
 _LIKE_LEMMA = re.compile(r"(.)[^-]*-\1.*", re.IGNORECASE)
 _PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
@@ -74,7 +75,7 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     if _looks_binary(bracketed):
         raise ValueError(_BINARY.format(bracketed.strip()[:60]))
     has_codes = "CODE" in bracketed
-    leaves = _LEAF.findall(bracketed) if "(ID " in bracketed else []
+    leaves = _LEAF.findall(bracketed) if _LEMMAS.search(bracketed) else []
     has_lemmas = 0 < len(leaves) <= 2 * sum(map(bool, map(_LIKE_LEMMA.fullmatch, leaves)))
     words: list[str] = []
     tags: list[str] = []
@@ -88,8 +89,7 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             is_code = label in _NOT_WORDS and (label != "ID" or [phrase[2] for phrase in unclosed] == [""])
             is_code = is_code or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
             if not is_code and not (word[0] in "*0" and _TRACE.fullmatch(f"{label} {word}")):
-                if has_lemmas:
-                    word = word[0] + word[1:].split("-")[0]
+                word = re.sub(r"^(.[^-]*)-.+", r"\1", word) if has_lemmas else word
                 if has_lemmas and word[0] == "$" and words and words[-1].endswith("$"):
                     words[-1] = words[-1][:-1] + word[1:]
                     continue

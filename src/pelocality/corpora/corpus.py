@@ -22,7 +22,8 @@ Read = Callable[[Any, str], T | Dropped]  # reads the content of a record, and i
 class Corpus(Generic[T]):
     """Sentences or pairs, read lazily, anew at each pass.
 
-    Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged. Reading takes
+    Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged, as a warning
+    if there are no others. Reading takes
     two steps, so that the builders of ``pelocality.probes`` can share the slow second one among processes: ``records``
     yields raw records, ``parse`` makes an item of one.
 
@@ -64,18 +65,20 @@ class Corpus(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         dropped: Counter[str] = Counter()
-        record = None
+        read = 0
         for record in self.records():
+            read += 1
             item = self.parse(record)
             if isinstance(item, Dropped):
                 dropped[item.reason] += 1
             else:
                 yield item
         self.dropped = dropped
-        if record is None:
+        if not read:
             logger.warning("%s: nothing to read in it", self.name)
         if dropped:
-            logger.info("%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in dropped.items()))
+            level, reasons = logging.INFO if dropped.total() < read else logging.WARNING, dropped.items()
+            logger.log(level, "%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in reasons))
 
     def __getitem__(self, index: int) -> T:
         """Return the item of a number from 0 on, reading up to it."""

@@ -27,8 +27,8 @@ from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
 _TEN = "ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC"
-_OF_FILE = re.compile(r"(?m)^# *(?:global\.columns|udpipe_model) *=.*")  # comments that hold for all that follows
-_NAMES = re.compile(r"(?m)^# *global\.columns *=(.*)")
+_OF_FILE = re.compile(r"# *(?:global\.columns|udpipe_model) *=.*")  # comments that hold for all that follows
+_NAMES = re.compile(r"# *global\.columns *=(.*)")
 _TEXT = re.compile(r"(?m)^# *(?:sentence-)?text *[=:](.*)")
 _SENSE = re.compile(r"_|\S+\.\w+")
 
@@ -118,7 +118,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     """
     if language is None:
         # Other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu".
-        prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
+        prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-u[dp]-", Path(str(path)).name, re.IGNORECASE)
         language = prefix[1] if prefix else ""
         if not language:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
@@ -195,7 +195,9 @@ def _columns(block: str, rows: list[list[str]]) -> list[str] | None:
     named = _NAMES.search(block)
     columns = (named[1] if named else _TEN).lower().split()
     if not {"id", "form"} <= set(columns) or ("head" in columns) != ("deprel" in columns):
-        raise ValueError(f"columns must include ID and FORM, and HEAD with DEPREL, got {columns}; merge other files")
+        raise ValueError(
+            f"columns must include ID and FORM, and HEAD with DEPREL, got {columns}; merge it with its treebank"
+        )
     lengths = set(map(len, rows))
     if named or min(lengths) < 10 or max(lengths) == 10:
         return columns
