@@ -96,7 +96,9 @@ def test_lines_end_as_on_any_machine(tmp_path, end):
     readers = {"conllu": read_conllu, "mrg": read_trees, "txt": read_texts}
     for name, text in texts.items():
         lines, reader = text.split("\n"), readers.get(name.split(".")[1], read_pairs)
-        several = ["\n" if "" in pair else ("\r", "\n", "\r\n")[i % 3] for i, pair in enumerate(itertools.pairwise(lines))]
+        several = [
+            "\n" if "" in pair else ("\r", "\n", "\r\n")[i % 3] for i, pair in enumerate(itertools.pairwise(lines))
+        ]
         ends = [*several, ""] if end == "mixed" else [*[end] * (len(lines) - 1), ""]
         (tmp_path / name).write_bytes(text.encode())
         expected = list(reader(tmp_path / name))
@@ -136,7 +138,7 @@ def conllu_errors():
         (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _", *ABC], "overlap"),
         (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _", *ABC], r"overlap, got \(0, 2, 'ab'\) and \(1, 3"),
         (["one Go _ VERB _ _ 0 root _ _"], "CoNLL-U"),
-        (["# global.columns = ID HEAD DEPREL UP:PRED", "1 0 root go.01"], "ID and FORM.*'up:pred'"),
+        (["# global.columns = ID HEAD DEPREL UP:PRED", "1 0 root go.01"], "ID, FORM.*'up:pred'"),
         (["# global.columns = ID FORM HEAD", "1 Go 0"], "DEPREL"),
         (["# global.columns = ID FORM UPOS", "1 Go VERB _"], "3 columns"),
         (["1 Go _ VERB _ _ 0 root _"], "10 columns"),
@@ -191,6 +193,7 @@ WRONG = [
     ("a.jsonl.gz", gzip.compress(JSON.encode())[3:], ":1: .*UTF-8"),
     ("a.csv", HEADER + "a,b,n\nc, d,e,n\n", ":3: .*3 cells, got 4"),
     ("a.csv", HEADER + 'a,b,n\n"c,d,n\ne,f,n\ng,h,n\n', ":3: .*unexpected end.*closed"),
+    ("a.csv", HEADER + "a,b,n\n" + HEADER, ":3: .*header"),
     ("a.csv", '"premise,hypothesis,label\na,b,n\n', ":1: .*unexpected end"),
     ("a.csv", "premise,premise,label\n", ":1: .*header"),
     ("a.csv", f"{HEADER}{'a ' * 70_000},b,n\n", r":2: .*field limit.*\.jsonl"),

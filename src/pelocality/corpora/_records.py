@@ -90,9 +90,9 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
             if tabs and all(map(_ANNOTATORS.fullmatch, header[len(row) :])):
                 row += [""] * (len(header) - len(row))
             complete = reader.line_num
-            if len(row) != len(header) or (tabs and any(map(_QUOTED.fullmatch, row))):
+            if len(row) != len(header) or row == header or (tabs and any(map(_QUOTED.fullmatch, row))):
                 advice = "no cell is quoted; or pass pandas.read_csv(path, sep='\\t')" if tabs else "quote commas"
-                got = f"{len(row)}: {brief(row)}; {advice}"
+                got = f"{len(row)}: {brief(row)}; the header stands once, {advice}"
                 raise ValueError(f"{path}:{complete}: a row must have {len(header)} cells, got {got}")
             yield complete, dict(zip(header, row, strict=True))
     except csv.Error as error:

@@ -18,7 +18,7 @@ _TRACE = re.compile(rf"{_MARKED}|(?:C|P|W[A-Z]+P)(?:[-=]\S+)? 0|TO \*")
 # IcePaHC has lemmas behind its words, most of which begin like them, (P á-á) (NS-A bækur-bók), and divides some words,
 # (N-N land$-land) (D-N $ið-hinn).
 _LEMMAS = re.compile(r"\(ID |[.,]-[.,]\)")
-_LEAF = re.compile(r"\((?!ID |CODE )\S+ ([^\s()*0][^\s()]*)\)")
+_TAGGED = re.compile(r"\((?!ID |CODE )\S+ ([^\s()*0][^\s()]*)\)")
 _LIKE_LEMMA = re.compile(r"(.)[^-]*-\1.*", re.IGNORECASE)
 _PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
 _TAGS = "CC CD DT EX FW HYPH IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG"
@@ -53,7 +53,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
 
     Traces (``-NONE-``), codes that are not words (``CODE``, ``ID`` and ``-DFL-`` of Switchboard and the historical
     corpora) and phrases that hold nothing else are left out, function tags are removed, and escapes such as ``-LRB-``
-    are replaced by the characters that they stand for. Lemmas behind the words (``og-og`` in IcePaHC) are left out.
+    are replaced by the characters that they stand for. Words of IcePaHC lose their lemmas (``og-og``), and their halves
+    are joined (``tungur$-tunga`` and ``$nar-hinn`` are *tungurnar*).
 
     Args:
         bracketed: One tree, such as ``(S (NP (DT The) (NN dog)) (VP (VBD ran)))``.
@@ -75,7 +76,7 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     if _looks_binary(bracketed):
         raise ValueError(_BINARY.format(bracketed.strip()[:60]))
     has_codes = "CODE" in bracketed
-    leaves = _LEAF.findall(bracketed) if _LEMMAS.search(bracketed) else []
+    leaves = _TAGGED.findall(bracketed) if _LEMMAS.search(bracketed) else []
     has_lemmas = 0 < len(leaves) <= 2 * sum(map(bool, map(_LIKE_LEMMA.fullmatch, leaves)))
     words: list[str] = []
     tags: list[str] = []

@@ -23,9 +23,8 @@ class Corpus(Generic[T]):
     """Sentences or pairs, read lazily, anew at each pass.
 
     Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged, as a warning
-    if there are no others. Reading takes
-    two steps, so that the builders of ``pelocality.probes`` can share the slow second one among processes: ``records``
-    yields raw records, ``parse`` makes an item of one.
+    if there are no others. Reading takes two steps, so that the builders of ``pelocality.probes`` can share the slow
+    second one among processes: ``records`` yields raw records, ``parse`` makes an item of one.
 
     Attributes:
         name: Name of the source, such as the path of its file; errors begin with it.
@@ -65,19 +64,19 @@ class Corpus(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         dropped: Counter[str] = Counter()
-        read = 0
+        total = 0
         for record in self.records():
-            read += 1
+            total += 1
             item = self.parse(record)
             if isinstance(item, Dropped):
                 dropped[item.reason] += 1
             else:
                 yield item
         self.dropped = dropped
-        if not read:
+        if not total:
             logger.warning("%s: nothing to read in it", self.name)
         if dropped:
-            level, reasons = logging.INFO if dropped.total() < read else logging.WARNING, dropped.items()
+            level, reasons = logging.INFO if dropped.total() < total else logging.WARNING, dropped.items()
             logger.log(level, "%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in reasons))
 
     def __getitem__(self, index: int) -> T:

@@ -31,7 +31,7 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
     Args:
         path: JSON lines such as ``snli_1.0_test.jsonl``, or a table such as ``snli_1.0_test.txt``,
-            ``heuristics_evaluation_set.txt`` (HANS) or GLUE's ``.tsv``, also compressed.
+            ``heuristics_evaluation_set.txt`` (HANS), GLUE's ``.tsv`` or a ``.csv``, also compressed.
 
     Returns:
         The pairs, read lazily, text spaced as in ``sentence1`` and ``sentence2``. Pairs without a gold label
@@ -40,7 +40,8 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: While reading, with file and line: a line is malformed.
+        ValueError: While reading, with file and line: a line is malformed. At the end of the file: no line has the
+            field ``gold_label``, so that this is another format.
 
     Examples:
         >>> import json, tempfile
@@ -125,8 +126,8 @@ def read_pairs(
         language: ISO code, where no parser names it.
 
     Returns:
-        The pairs, read lazily. Rows labelled ``-`` or -1, and those whose label is empty, are dropped and
-        counted.
+        The pairs, read lazily. Rows labelled ``-`` or -1, those whose label is empty, and those with a text that is
+        null (None or NaN) are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -171,7 +172,7 @@ def _read_pair(
     label = _label(field(row, label_field, object, advice), labels) if label_field else None
     if label_field and label is None:
         return NO_GOLD_LABEL
-    if any(_is_null(field(row, name, object, advice)) for name in sides):
+    if isinstance(row, Mapping) and any(_is_null(row.get(name, "")) for name in sides):
         return Dropped("a text is null")
     texts = [field(row, name, str, advice) for name in sides]
     uid = identifier(row, uid_field) if uid_field else where

@@ -44,9 +44,10 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
         language: ISO code of its language.
 
     Returns:
-        The sentences with frames and trees, read lazily. A sentence that is one of ``words`` keeps its text,
-        dependencies and uid. Sentences whose words are not found, whose rows differ in length, or whose brackets make
-        no tree are dropped and counted.
+        The sentences with frames and trees, read lazily. Trees and frames of a file such as ``.v4_auto_conll`` are
+        automatic. A sentence without a tree (``*`` in each row, or under TOP alone) has no constituents. A sentence
+        that is one of ``words`` keeps its text, dependencies and uid. Sentences whose words are not found, whose rows
+        differ in length, or whose brackets make no tree are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.

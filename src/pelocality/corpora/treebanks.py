@@ -42,7 +42,8 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
 
     Returns:
         The sentences with their constituents, read lazily. Bracketed files do not store spaces: the text is guessed
-        by rules for English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted.
+        by rules for English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted. Words
+        of IcePaHC lose their lemmas (``og-og``), and their halves are joined (``tungur$ $nar``).
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -88,23 +89,32 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     r"""Read a CoNLL-U treebank (Universal Dependencies) with the conllu package.
 
     Words are the numbered lines; ranges (``1-2``) become multiword tokens of the sentence, and empty nodes (``1.1``)
-    are left out.
+    are left out. In CoNLL-U Plus (``.conllup``, ``.cupt``), ``# global.columns = ID FORM ...`` names the columns of all
+    sentences that follow, in any order. ID and FORM must be among them, and DEPREL if HEAD is; columns of other
+    projects are not read.
+
+    Universal Propositions become frames: ``UP:PRED`` with ``UP:ARGSPANS`` or ``UP:ARGHEADS`` of version 2 (whose files
+    must be merged with their treebanks), and the columns after the tenth, or after DEPREL, of version 1. Roles have
+    the names of PropBank (``ARG0`` for ``A0``). An argument of which only the head is known is the phrase of this word
+    without the clause of the predicate.
 
     Args:
         path: The file, UTF-8, also compressed.
         language: ISO code. None takes it from a file name in the form of Universal Dependencies, such as
-            ``de_pud-ud-test.conllu`` or ``de-ud-test.conllu``, and warns of any other name: rules of one language
+            ``de_pud-ud-test.conllu`` or ``de-up-test.conllu``, and warns of any other name: rules of one language
             then do not apply.
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``. A sentence in which no word has a head (a file with tags only) has no dependencies. Sentences
-        whose ``# text`` is not that of their words, and comments without words, are dropped and counted.
+        ``SpaceAfter``, or by rules for English where there is neither a text nor the column MISC. A sentence in which
+        no word has a head (a file with tags only) has no dependencies. Those of a file with ``# udpipe_model`` are
+        automatic. Sentences whose ``# text`` is not that of their words, comments without words, and sentences whose
+        columns of arguments are not those of their predicates are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: While reading, with file and line: a sentence is malformed, its heads do not make a tree (no root,
-            or a cycle), or the treebank withholds its words (each is ``_``).
+        ValueError: While reading, with file and line: a sentence is malformed, a column is missing, its heads do not
+            make a tree (no root, or a cycle), or the treebank withholds its words (each is ``_``).
 
     Examples:
         >>> import tempfile
@@ -157,8 +167,7 @@ def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Drop
     multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
     check_apart(multiword_tokens)
     surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
-    text = _TEXT.search(block)
-    spaces = _spaces(surface, words, ranges, text[1] if text else None)
+    spaces = _spaces(surface, words, ranges, "".join(_TEXT.findall(block)[:1]))
     if spaces is None:
         return Dropped("text and words disagree")
     uid, frames = tokens.metadata.get("sent_id") or where, _propositions(words, dependencies, where)
@@ -195,9 +204,7 @@ def _columns(block: str, rows: list[list[str]]) -> list[str] | None:
     named = _NAMES.search(block)
     columns = (named[1] if named else _TEN).lower().split()
     if not {"id", "form"} <= set(columns) or ("head" in columns) != ("deprel" in columns):
-        raise ValueError(
-            f"columns must include ID and FORM, and HEAD with DEPREL, got {columns}; merge it with its treebank"
-        )
+        raise ValueError(f"columns must have ID, FORM, and HEAD with DEPREL or neither, got {columns}; merge two files")
     lengths = set(map(len, rows))
     if named or min(lengths) < 10 or max(lengths) == 10:
         return columns
@@ -240,11 +247,9 @@ def _span(place: str, verb: int, dependencies: Any) -> tuple[int, int]:
     return before + 1, next(k for k in itertools.count(head) if k not in inside)
 
 
-def _spaces(
-    surface: list[tuple[int, int, str]], words: list[Any], ranges: list[Any], text: str | None
-) -> tuple[str, ...] | None:
+def _spaces(surface: list[Any], words: list[Any], ranges: list[Any], text: str) -> tuple[str, ...] | None:
     """Return the white space after each word, () if unknown; None where the words are not those of the text."""
-    aligned = align([form for _, _, form in surface], text or "")
+    aligned = align([form for _, _, form in surface], text)
     if aligned is None and (text or "misc" not in words[0]):
         return None if text else ()
     of_range = {token["id"][0] - 1: token for token in ranges}
@@ -260,9 +265,9 @@ def _spaces(
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     """Read PropBank frames with trees, one JSON object a line.
 
-    Fields: ``id``; ``tree`` (bracketed); ``frames``, each with ``roleset`` and ``args`` (or ``r`` and ``a``),
-    arguments as ``[role, start, end]`` over words, end-exclusive, the predicate's own words under the role
-    ``V``; and, where known, ``text``, ``tokens``, ``head``, ``deprel``, ``upos``.
+    Fields: ``id``; ``tree`` (bracketed) or ``tokens``, or both; ``frames``, each with ``roleset`` and ``args`` (or
+    ``r`` and ``a``), arguments as ``[role, start, end]`` over words, end-exclusive, the predicate's own words under the
+    role ``V``; and, where known, ``text``, ``head``, ``deprel``, ``upos``.
 
     Args:
         path: The file, UTF-8, also compressed.

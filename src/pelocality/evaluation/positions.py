@@ -102,8 +102,8 @@ def loss_by_position(
     Args:
         model: A transformers model with a causal-language-modelling head.
         texts: Strings, or tokenised batches with ``input_ids`` (and ``attention_mask`` if there is padding).
-        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds. Special
-            tokens that it adds at the end are left out.
+        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds, once if a
+            text begins with one too. Special tokens that it adds at the end are left out.
         length: Texts are cut to this number of tokens. None: the number that the model's configuration declares, if
             any. A greater number is accepted if the model can compute it, with a logged warning.
         batch_size: Texts of one length per forward pass.
