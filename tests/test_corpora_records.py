@@ -138,8 +138,12 @@ def conllu_errors():
         (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _", *ABC], "overlap"),
         (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _", *ABC], r"overlap, got \(0, 2, 'ab'\) and \(1, 3"),
         (["one Go _ VERB _ _ 0 root _ _"], "CoNLL-U"),
-        (["# global.columns = ID HEAD DEPREL UP:PRED", "1 0 root go.01"], "ID, FORM.*'up:pred'"),
+        (["# global.columns = ID HEAD DEPREL UP:PRED", "1 0 root go.01"], "ID and FORM.*'up:pred'"),
         (["# global.columns = ID FORM HEAD", "1 Go 0"], "DEPREL"),
+        (["# global.columns = ID FORM FORM", "1 Go on"], "once"),
+        (["# global.columns = ID FORM UP:PRED UP:ARGSPANS", "1 Go go.01 A0"], "'A0'"),
+        (["# global.columns = ID FORM HEAD DEPREL UP:PRED UP:ARGHEADS", "1 Go 0 root go.01 A0:7"], "."),
+        (["1 Go _ VERB _ _ 0 root _ _ 0.75"], "10 columns"),
         (["# global.columns = ID FORM UPOS", "1 Go VERB _"], "3 columns"),
         (["1 Go _ VERB _ _ 0 root _"], "10 columns"),
     ):

@@ -59,7 +59,7 @@ class Corpus(Generic[T]):
         line, content = record
         try:
             return self.read(content, f"{self._short_name}:{line}")
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
     def __iter__(self) -> Iterator[T]:

@@ -30,7 +30,7 @@ _TEN = "ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC"
 _OF_FILE = re.compile(r"# *(?:global\.columns|udpipe_model) *=.*")  # comments that hold for all that follows
 _NAMES = re.compile(r"# *global\.columns *=(.*)")
 _TEXT = re.compile(r"(?m)^# *(?:sentence-)?text *[=:](.*)")
-_SENSE = re.compile(r"_|\S+\.\w+")
+_SENSE = re.compile(r"_|[^\d\s]\S*\.\w+")
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -94,8 +94,8 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     projects are not read.
 
     Universal Propositions become frames: ``UP:PRED`` with ``UP:ARGSPANS`` or ``UP:ARGHEADS`` of version 2 (whose files
-    must be merged with their treebanks), and the columns after the tenth, or after DEPREL, of version 1. Roles have
-    the names of PropBank (``ARG0`` for ``A0``). An argument of which only the head is known is the phrase of this word
+    must be merged with their treebanks), and the columns after the tenth, or after DEPREL, of version 1. Roles have the
+    names of PropBank (``ARG0`` for ``A0``). An argument of which only the head is known is the phrase of this word
     without the clause of the predicate.
 
     Args:
@@ -203,8 +203,10 @@ def _columns(block: str, rows: list[list[str]]) -> list[str] | None:
     """Return the names of the columns, None where those of frames do not fit their predicates."""
     named = _NAMES.search(block)
     columns = (named[1] if named else _TEN).lower().split()
-    if not {"id", "form"} <= set(columns) or ("head" in columns) != ("deprel" in columns):
-        raise ValueError(f"columns must have ID, FORM, and HEAD with DEPREL or neither, got {columns}; merge two files")
+    several = len(set(columns)) < len(columns)
+    if several or not {"id", "form"} <= set(columns) or ("head" in columns) != ("deprel" in columns):
+        rule = "ID and FORM, and HEAD with DEPREL or neither, each once"
+        raise ValueError(f"columns must have {rule}, got {columns}; merge a file of frames with its treebank")
     lengths = set(map(len, rows))
     if named or min(lengths) < 10 or max(lengths) == 10:
         return columns
@@ -227,8 +229,9 @@ def _propositions(words: list[Any], dependencies: Dependencies | None, where: st
         places = [(each.get(str(len(frames))), str(each["id"])) for each in words]  # of the first version
         if name == "up:pred":  # A0:1-3|A1:5-9, or A0:2|A1:7 by heads
             cells = (word.get(each, "_") for each in ("up:argspans", "up:argheads"))
-            places = [each.rpartition(":")[::2] for each in next((c for c in cells if c != "_"), "").split("|")]
-        roles = [(re.sub(r"\bA(?=[\dM])", "ARG", role), place) for role, place in places if role not in ("", "_", "V")]
+            cell = next((cell for cell in cells if cell != "_"), "_")
+            places = [each.rpartition(":")[::2] for each in cell.split("|") if each != "_"]
+        roles = [(re.sub(r"\bA(?=[\dM])", "ARG", role), place) for role, place in places if role not in ("_", "V")]
         arguments = tuple(Argument(role, *_span(place, verb, dependencies)) for role, place in roles)
         frames.append(Frame(word[name], (verb, verb + 1), arguments, f"frames of {where}"))
     return tuple(frames) if name else None
