@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 import pandas
 import pytest
-from hypothesis import HealthCheck, assume, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pelocality.corpora import (
     Dependencies,
@@ -145,11 +145,10 @@ TEN = ["ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS",
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.permutations([*range(10), 10]), st.sampled_from(["# global.columns = {}", "#global.columns={}  "]),
+@given(st.permutations(range(11)), st.sampled_from(["# global.columns = {}", "#global.columns={}  "]),
        st.sampled_from(" \t"), st.sampled_from(["\n", "\n# sent_id = 1\n", "\n\n"]))  # fmt: skip
 def test_the_columns_that_a_file_names_hold_for_all_its_sentences(tmp_path, order, header, between, after):
     names = [[*TEN, "PARSEME:MWE"][column] for column in order]
-    assume(names[0] not in ("FORM", "LEMMA"))  # a row that begins with "#" would be a comment
     rows = ["\t".join([*row, "*"][column] for column in order) for row in ZUM]
     text = header.format(between.join(names)) + after + ("\n".join(rows) + "\n\n") * 3
     path, plain = tmp_path / "de_a-ud-dev.cupt", tmp_path / "plain" / "de_a-ud-dev.cupt"
