@@ -10,7 +10,7 @@ from pathlib import Path
 import datasets
 import pandas
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from pelocality.corpora import (
     Dependencies,
@@ -134,6 +134,83 @@ def test_conllu_reads_multiword_tokens_empty_nodes_spacing_and_features(tmp_path
     assert sentence.dependencies.features[2] == {"Case": "Dat", "Number": "Sing"}
 
 
+GO = "1 Go _ VERB _ _ 0 root _ _"
+ZUM = [["1-2", "zum", "_", "_", "_", "_", "_", "_", "_", "_"],
+       ["1", "zu", "zu", "ADP", "APPR", "_", "3", "case", "_", "_"],
+       ["2", "dem", "der", "DET", "ART", "Case=Dat", "3", "det", "_", "_"],
+       ["3", "See", "See", "NOUN", "NN", "Case=Dat|Number=Sing", "0", "root", "_", "SpaceAfter=No"],
+       ["3.1", "ist", "sein", "VERB", "_", "_", "_", "_", "0:root", "_"],
+       ["4", ".", ".", "PUNCT", "$.", "_", "3", "punct", "_", "_"]]  # fmt: skip
+TEN = ["ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC"]
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.permutations(range(11)), st.sampled_from(["# global.columns = {}", "#global.columns={}  "]),
+       st.sampled_from(" \t"), st.sampled_from(["\n", "\n# sent_id = 1\n", "\n\n"]))  # fmt: skip
+def test_the_columns_that_a_file_names_hold_for_all_its_sentences(tmp_path, order, header, between, after):
+    names = [[*TEN, "PARSEME:MWE"][column] for column in order]
+    rows = ["\t".join([*row, "*"][column] for column in order) for row in ZUM]
+    text = header.format(between.join(names)) + after + ("\n".join(rows) + "\n\n") * 3
+    path, plain = tmp_path / "de_a-ud-dev.cupt", tmp_path / "plain" / "de_a-ud-dev.cupt"
+    path.write_text(text)
+    plain.parent.mkdir(exist_ok=True)
+    plain.write_text(conllu(*(" ".join(row) for row in ZUM)))
+    [expected] = read_conllu(plain)
+    for sentence in (found := list(read_conllu(path))):
+        dependencies = replace(sentence.dependencies, source=expected.dependencies.source)
+        assert replace(sentence, uid=expected.uid, source=expected.source, dependencies=dependencies) == expected
+    assert len(found) == 3
+    assert expected.text == "zum See."
+
+
+def test_columns_that_are_not_there_are_unknown(tmp_path):
+    text = conllu("# global.columns = FORM ID", "It 1", "'s 2", "old 3", ". 4", "", "# text = No", "No 1")
+    first, second = read_conllu(write(tmp_path / "a.conllup", text), "en")
+    assert (first.text, first.spacing, first.dependencies, first.frames) == ("It's old.", "rule", None, None)
+    assert (second.text, second.spacing) == ("No", "corpus")
+
+
+HEADS = ["1 The _ DET _ _ 2 det", "2 man _ NOUN _ _ 5 nsubj", "3 who _ PRON _ _ 4 nsubj", "4 sleeps _ VERB _ _ 2 acl",
+         "5 sees _ VERB _ _ 0 root", "6 a _ DET _ _ 7 det", "7 dog _ NOUN _ _ 5 obj"]  # fmt: skip
+SENSES = ["_", "_", "_", "sleep.01", "see.01", "_", "_"]
+BY_HEAD = ["_ _", "A0 A0", "R-A0 _", "_ _", "_ _", "_ _", "_ A1"]
+PLUS = f"# global.columns = {' '.join(TEN[:8])} UP:PRED UP:ARGHEADS"
+OF_HEADS = ["_ _", "_ _", "_ _", "sleep.01 A0:2|R-A0:3", "see.01 A0:2|A1:7", "_ _", "_ _"]
+SPANS = ["_", "_", "_", "A0:1-2|R-A0:3-3", "A0:1-4|A1:6-7", "_", "_"]
+
+
+def beside(*columns):
+    return list(map(" ".join, zip(HEADS, *columns, strict=True)))
+
+
+PROPOSITIONS = {
+    "1": beside(["_", "_", "_", "Y", "Y", "_", "_"], SENSES, BY_HEAD),
+    "English": beside(["_ _"] * 7, SENSES, [cells.replace("A", "ARG") for cells in BY_HEAD]),
+    "2": [f"{PLUS} UP:ARGSPANS", *beside(OF_HEADS, SPANS)],
+    "2 by heads": [PLUS, *beside(OF_HEADS)],
+}
+
+
+@pytest.mark.parametrize("version", PROPOSITIONS)
+def test_dependencies_and_frames_of_universal_propositions_are_in_one_file(tmp_path, version):
+    rows = PROPOSITIONS[version]
+    for sentence in (found := list(read_conllu(write(tmp_path / "en_x-up-dev.conllup", conllu(*rows, "", *rows))))):
+        assert sentence.language == "en"
+        assert sentence.text == "The man who sleeps sees a dog"
+        assert sentence.dependencies.relations[:2] == ("det", "nsubj")
+        assert [(f.roleset, f.verb, [tuple(a) for a in f.arguments]) for f in sentence.frames] == [
+            ("sleep.01", (3, 4), [("ARG0", 0, 2), ("R-ARG0", 2, 3)]),
+            ("see.01", (4, 5), [("ARG0", 0, 4), ("ARG1", 5, 7)]),
+        ]
+    assert len(found) == 2
+
+
+def test_trees_of_udpipe_are_automatic(tmp_path):
+    text = conllu("# generator = UDPipe 2", "# udpipe_model = english-ewt", "# newdoc", GO, "", GO)
+    assert [s.automatic for s in read_conllu(write(tmp_path / "a.conllu", text), "en")] == [True, True]
+    assert not read_conllu(write(tmp_path / "a.conllu", conllu(GO)), "en")[0].automatic
+
+
 @pytest.mark.parametrize(
     ("name", "language"), [("en-ud-dev.conllu", "en"), ("EN_x-ud-dev.conllu", "en"), ("eng_x-ud-dev.conllu", "en"),
                            ("de_pud-ud-test.conllu.gz", "de"), ("lzh_x-ud-dev.conllu", "lzh"), ("dev.conllu", ""),
@@ -178,6 +255,16 @@ def test_frames_without_tokens_take_words_from_the_tree(tmp_path):
     assert (sentence.text, sentence.spacing) == ("Cats chase mice.", "rule")
 
 
+def test_frames_need_no_tree(tmp_path):
+    row = {name: value for name, value in frames_row().items() if name != "tree"}
+    for each in (row, row | {"tree": None}):
+        [sentence] = read_frames(write(tmp_path / "f.jsonl", each))
+        assert (sentence.constituents, sentence.text) == (None, "Cats chase mice.")
+        assert [a.role for a in sentence.frames[0].arguments] == ["ARG0", "ARG1"]
+    with pytest.raises(ValueError, match="'tree'"):
+        list(read_frames(write(tmp_path / "f.jsonl", row | {"tokens": None})))
+
+
 @pytest.mark.parametrize("tree", ["(TOP (X (NFP //)))) ", frames_row()["tree"].replace("mice", "rats")])
 def test_a_tree_that_does_not_fit_the_words_is_left_out_with_a_warning(tmp_path, caplog, tree):
     [sentence] = read_frames(write(tmp_path / "f.jsonl", frames_row(tree=tree, id=3)))
@@ -185,11 +272,12 @@ def test_a_tree_that_does_not_fit_the_words_is_left_out_with_a_warning(tmp_path,
     assert "f.jsonl:1: the tree does not fit the tokens" in caplog.text
 
 
-GO = "1 Go _ VERB _ _ 0 root _ _"
 ODD = snli_row(sentence1="A ice cream naps.", sentence1_parse=TREES.replace("(NN cat)", "(NN ice cream)"))
 UNLABELLED = [snli_row(gold_label=label, sentence1_parse=None) for label in (None, "", "-", " - ")]
 UNLABELLED.append({name: value for name, value in snli_row().items() if name != "gold_label"})
 OTHER_TEXTS = [frames_row(text="Dogs chase mice."), frames_row(text=None)]
+NULLS = [ROW | {name: value} for name in ("premise", "hypothesis") for value in (None, float("nan"), pandas.NA)]
+RAGGED = ["1 Ada _ PROPN _ _ 2 nsubj _ _ _ A0", "2 saw _ VERB _ _ 0 root _ _ see.01"]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +289,7 @@ OTHER_TEXTS = [frames_row(text="Dogs chase mice."), frames_row(text=None)]
         (read_trees, [TREES, "(S (NP (-NONE- *)))"], "A cat naps.", {"tree without words": 1}),
         (read_frames, OTHER_TEXTS, "Cats chase mice.", {"text and words disagree": 1}),
         (read_conllu, [conllu(GO), conllu("# text = Stop", GO)], "Go", {"text and words disagree": 1}),
+        (read_conllu, [conllu(*RAGGED), conllu(GO)], "Go", {"columns of arguments are not those of the predicates": 1}),
         (read_conllu, [conllu("# a"), conllu(GO), conllu("# text = b")], "Go", {"comments without words": 2}),
     ],
 )
@@ -208,6 +297,15 @@ def test_what_is_left_out_is_counted(tmp_path, read, rows, kept, dropped):
     corpus = read(write(tmp_path / "en_x-ud-dev", *rows))
     assert [getattr(item, "premise", item).text for item in corpus] == [kept]
     assert corpus.dropped == dropped
+
+
+def test_a_pair_with_a_null_text_is_dropped_and_counted_and_a_warning_says_so_if_none_is_left(caplog):
+    corpus = read_pairs([ROW, *NULLS, ROW | {"hypothesis": "null"}])
+    assert [pair.hypothesis.text for pair in corpus] == ["c", "null"]
+    assert corpus.dropped == {"a text is null": 6}
+    for frame, warnings in ((pandas.DataFrame([ROW, *NULLS]), 0), (pandas.DataFrame(NULLS), 1)):
+        list(read_pairs(frame))
+        assert len([record for record in caplog.records if record.levelname == "WARNING"]) == warnings
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "tsv", "csv"])

@@ -124,6 +124,27 @@ def test_the_columns_of_conll_2012_are_read(tmp_path):
     assert [(c.start, c.end, c.labels) for c in first.constituents.spans][-2:] == [(2, 4, ("S", "VP")), (3, 4, ("NP",))]
 
 
+@pytest.mark.parametrize("cells", [("*", "*", "*"), ("-", "-", "-"), ("(TOP*", "*", "*)")])
+def test_frames_need_no_tree(tmp_path, cells):
+    rows = [
+        f"XX {cell} {rest}" for cell, rest in zip(cells, ["- - (ARG0*)", "bite bite.01 (V*)", "- - *"], strict=True)
+    ]
+    [sentence] = read_propbank(skeleton(tmp_path / "a", rows, words=[("He", "bit", "-RRB-")]))
+    assert (sentence.words, sentence.constituents) == (("He", "bit", ")"), None)
+    assert frames_of(sentence) == [("bite.01", (1, 2), [("ARG0", 0, 1)])]
+
+
+@pytest.mark.parametrize("name", ["a.v4_auto_conll", "a.auto_conll.gz", "auto_a.conll"])
+def test_trees_and_frames_of_an_automatic_file_are_no_gold(tmp_path, name):
+    content = CONLL_2012.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    (tmp_path / "a.v4_gold_conll").write_bytes(content)
+    automatic, gold = (read_propbank(tmp_path / each)[0] for each in (name, "a.v4_gold_conll"))
+    assert (automatic.automatic, gold.automatic) == (True, False)
+    assert "gold" not in automatic.provenance
+    assert "gold frames" in gold.provenance
+
+
 def test_a_roleset_is_that_of_its_column_whatever_the_order(tmp_path):
     rows = [
         "PRP (TOP(S(NP*) - - (ARG0*) *", "VBD (VP* - - * (V*", "RB (ADVP*) think overthink.06 * *)",

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import re
@@ -15,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from pelocality.corpora import read_conllu, read_frames, read_pairs, read_snli, read_trees
+from pelocality.corpora import read_conllu, read_frames, read_pairs, read_snli, read_texts, read_trees
 from tests.test_corpora import ROW, TREES, conllu, frames_row, snli_row, write
 
 JUNK = st.sampled_from(
@@ -84,6 +85,37 @@ def test_a_compressed_file_is_read_whether_its_suffix_says_so_or_not(tmp_path, k
     assert [pair.label for pair in read_pairs(path)] == ["n"]
 
 
+@pytest.mark.parametrize("end", ["\r", "\r\n", "\r\r\n", "mixed"])
+def test_lines_end_as_on_any_machine(tmp_path, end):
+    pair, cells = json.dumps(ROW), ["premise hypothesis label", "a b n", "c d n"]
+    texts = {
+        "en_a.conllu": conllu("# text = Go on", "1 Go _ VERB _ _ 0 root _ _", "2 on _ ADV _ _ 1 advmod _ _") * 2,
+        "a.mrg": f"{TREES}\n{TREES}\n", "a.jsonl": f"{pair}\n\n{pair}", "a.txt": "a b\nc\n",
+        "a.tsv": "\n".join(cells).replace(" ", "\t"), "a.csv": "\n".join(cells).replace(" ", ","),
+    }  # fmt: skip
+    readers = {"conllu": read_conllu, "mrg": read_trees, "txt": read_texts}
+    for name, text in texts.items():
+        lines, reader = text.split("\n"), readers.get(name.split(".")[1], read_pairs)
+        several = [
+            "\n" if "" in pair else ("\r", "\n", "\r\n")[i % 3] for i, pair in enumerate(itertools.pairwise(lines))
+        ]
+        ends = [*several, ""] if end == "mixed" else [*[end] * (len(lines) - 1), ""]
+        (tmp_path / name).write_bytes(text.encode())
+        expected = list(reader(tmp_path / name))
+        (tmp_path / name).write_bytes("".join(map("".join, zip(lines, ends, strict=True))).encode())
+        assert list(reader(tmp_path / name)) == expected
+        assert len(expected) == 2
+
+
+def test_another_format_than_that_of_snli_is_refused_with_the_fields_that_it_has(tmp_path):
+    row = {"context": "a dog runs", "hypothesis": "an animal moves", "label": "e", "gold_labels": []}
+    (tmp_path / "a.tsv").write_text("context\thypothesis\tlabel\na\tb\te\n")
+    for path in (write(tmp_path / "a.jsonl", row, row), tmp_path / "a.tsv"):
+        with pytest.raises(ValueError, match=rf"{path.name}: .*gold_label.*'context', 'hypothesis', 'label'"):
+            list(read_snli(path))
+    assert [pair.uid for pair in read_snli(write(tmp_path / "a.jsonl", row, snli_row()))] == ["p1"]
+
+
 GOOD = conllu("1 Go _ VERB _ _ 0 root _ _")
 ABC = [f"{i} {form} _ X _ _ {i - 1} root _ _" for i, form in enumerate("abc", 1)]
 HEADER = "premise,hypothesis,label\n"
@@ -106,6 +138,14 @@ def conllu_errors():
         (["1-2 ab _ _ _ _ _ _ _ _", "1-2 ab _ _ _ _ _ _ _ _", *ABC], "overlap"),
         (["1-2 ab _ _ _ _ _ _ _ _", "2-3 bc _ _ _ _ _ _ _ _", *ABC], r"overlap, got \(0, 2, 'ab'\) and \(1, 3"),
         (["one Go _ VERB _ _ 0 root _ _"], "CoNLL-U"),
+        (["# global.columns = ID HEAD DEPREL UP:PRED", "1 0 root go.01"], "ID and FORM.*'up:pred'"),
+        (["# global.columns = ID FORM HEAD", "1 Go 0"], "DEPREL"),
+        (["# global.columns = ID FORM FORM", "1 Go on"], "once"),
+        (["# global.columns = ID FORM UP:PRED UP:ARGSPANS", "1 Go go.01 A0"], "'A0'"),
+        (["# global.columns = ID FORM HEAD DEPREL UP:PRED UP:ARGHEADS", "1 Go 0 root go.01 A0:7"], "."),
+        (["1 Go _ VERB _ _ 0 root _ _ 0.75"], "10 columns"),
+        (["# global.columns = ID FORM UPOS", "1 Go VERB _"], "3 columns"),
+        (["1 Go _ VERB _ _ 0 root _"], "10 columns"),
     ):
         yield "en_x.conllu", GOOD + conllu(*rows), f":3: .*{says}"
 
@@ -133,7 +173,7 @@ WRONG = [
     ),
     *changed(
         frames_row, "frames.jsonl",
-        tree=[(None, "'tree': None")], id=[(None, "'id': None")], head=[([2, 0, 2, 4], "word 4 is 4")],
+        id=[(None, "'id': None")], head=[([2, 0, 2, 4], "word 4 is 4")],
         frames=[
             (None, "'frames': None"), ([1], ""), ([{"args": []}], "'roleset': None"),
             ([{"roleset": "x.01", "args": [["V", 1, 2, 3]]}], ""), ([{"roleset": "x", "args": [["V", "1", "2"]]}], ""),
@@ -157,6 +197,7 @@ WRONG = [
     ("a.jsonl.gz", gzip.compress(JSON.encode())[3:], ":1: .*UTF-8"),
     ("a.csv", HEADER + "a,b,n\nc, d,e,n\n", ":3: .*3 cells, got 4"),
     ("a.csv", HEADER + 'a,b,n\n"c,d,n\ne,f,n\ng,h,n\n', ":3: .*unexpected end.*closed"),
+    ("a.csv", HEADER + "a,b,n\n" + HEADER, ":3: .*header"),
     ("a.csv", '"premise,hypothesis,label\na,b,n\n', ":1: .*unexpected end"),
     ("a.csv", "premise,premise,label\n", ":1: .*header"),
     ("a.csv", f"{HEADER}{'a ' * 70_000},b,n\n", r":2: .*field limit.*\.jsonl"),

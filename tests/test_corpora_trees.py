@@ -285,9 +285,23 @@ def test_a_word_of_a_tree_may_have_a_no_break_space():
     assert Sentence(words, constituents=found).text == "1\u00a01/2 miles"
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", " \u2009 "])
+def test_white_space_of_any_kind_between_brackets_divides_nothing(space):
+    words, found = parse_bracketed(f"(S{space}(NP{space}(NN{space}a){space}(NN b{space})){space}(VB c))", "x")
+    assert words == tuple(found.tree.leaves()) == ("a", "b", "c")
+    assert found.spans == parse_bracketed("(S (NP (NN a) (NN b)) (VB c))", "x")[1].spans
+
+
 @pytest.mark.parametrize(
     ("bracketed", "words"),
     [
+        ("( (IP-MAT (CONJ En-en) (NP-SBJ (NS-N tungur$-tunga) (D-N $nar-hinn)) (NP *T*-1) (BEPI eru-vera) (. .-.))"
+         " (ID 1150.X,.1))", ("En", "tungurnar", "eru", ".")),
+        ('( (IP-MAT (" "-") (NS-N Menn-maður) (VBPI setja-setja) (TO *) (P 0) (, --) (. .-.)))',
+         ('"', "Menn", "setja", "--", ".")),
+        ("( (FRAG (N day) (ADJ heart-heavy) (N lady-day)) (ID X,1.2))", ("day", "heart-heavy", "lady-day")),
+        ("(S (UH Bye-bye) (. .))", ("Bye-bye", ".")),
+        ("(NP ($ US$) ($ $) (CD 5))", ("US$", "$", "5")),
         ("(INTJ (UH Okay) (. .) (-DFL- E_S))", ("Okay", ".")),
         ("(S (EDITED (RM (-DFL- \\[)) (NP (PRP I)) (IP (-DFL- \\+))) (NP (PRP I)) (RS (-DFL- \\])) (VP (VBP go)))",
          ("I", "I", "go")),

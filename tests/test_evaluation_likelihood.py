@@ -177,6 +177,19 @@ def test_the_beginning_token_is_added_once_also_where_the_tokenizer_adds_it():
     assert found == pytest.approx(-3 * float(model(ids, labels=ids).loss))
 
 
+def test_a_text_that_begins_with_the_beginning_token_has_it_once():
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    model, texts = causal_model(tokenizer), ["[CLS] a cat", "[CLS]", "[CLS] [CLS] a"]
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(["[CLS]", "[CLS]", "a"])])
+    found = log_likelihood(model, tokenizer, texts)
+    assert found[0] == pytest.approx(float(log_likelihood(model, tokenizer, ["a cat"])))
+    assert found[1].isnan()
+    assert found[2] == pytest.approx(-2 * float(model(ids, labels=ids).loss))
+    texts = ["a cat", "[CLS] a cat [SEP]", "[CLS]a cat", "a cat [SEP]"]
+    assert len(set(pseudo_log_likelihood(masked_model(), tokenizer, texts).tolist())) == 1
+
+
 def test_a_model_without_positions_gives_every_order_the_same_score():
     model, tokenizer = masked_model(), masking()
     with torch.no_grad():

@@ -58,6 +58,12 @@ def test_padding_has_no_loss_and_changes_none():
     assert model.training
 
 
+def test_a_text_may_begin_with_the_token_that_the_tokenizer_adds():
+    tokenizer = masking()
+    losses = loss_by_position(causal_model(tokenizer), ["a cat sat", "[CLS] a cat sat"], tokenizer).losses
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
+
+
 def test_a_text_counts_where_it_reaches_the_whole_range():
     rows = [[1.0, 2, 3, 4, 5, 6, 7], [2.0, 3, 5, 8, 6, 0, torch.nan], [4, 0, 3, 1, *[torch.nan] * 3]]
     losses = torch.tensor(rows, dtype=torch.float64)

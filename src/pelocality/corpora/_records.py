@@ -17,11 +17,13 @@ from typing import Any
 
 _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quoted this cell
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
+_LINES = re.compile(rb"[^\r\n]*(?:\r*\n|\r)|[^\r\n]+")  # \r alone ended a line on old Macs
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _DAMAGED = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 # A zip archive raises the last two where it needs another method or a password.
 _UNREADABLE = (*_DAMAGED, NotImplementedError, RuntimeError)
-COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
+TABLES = (".tsv", ".txt", ".csv")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content
 
 
@@ -30,12 +32,13 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 1
     with path.open("rb") as file:
         try:
-            for line in _decompressed(file):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if "\0" in text:  # UTF-8 allows it, but no text has it
-                    raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
-                yield number, text
-                number += 1
+            for lines in _decompressed(file):
+                for line in _LINES.findall(lines) if b"\r" in lines.rstrip() else (lines,):
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    if "\0" in text:  # UTF-8 allows it, but no text has it
+                        raise UnicodeDecodeError("utf-8", line, line.index(b"\0"), len(line), "zero byte")
+                    yield number, text
+                    number += 1
         except _UNREADABLE as error:
             advice = "unpack it first, or convert it with iconv"
             raise ValueError(f"{path}:{number}: must be text in UTF-8: {error}; {advice}") from error
@@ -54,6 +57,17 @@ def _decompressed(file: BufferedReader) -> Any:
     if len(names) != 1:
         raise zipfile.BadZipFile(f"a .zip must hold one file, got {len(names)}: {brief(names)}")
     return archive.open(names[0])
+
+
+def suffix(path: str | Path) -> str:
+    """Return the suffix of a file name in lower case, without that of a compressed file."""
+    path = Path(str(path).lower())
+    return (path.with_suffix("") if path.suffix in _COMPRESSED else path).suffix
+
+
+def rows_of_file(path: Path) -> Iterator[Record]:
+    """Yield the rows of a table, or the lines of a file of any other suffix, which are JSON objects."""
+    return table_rows(path, tabs=suffix(path) != ".csv") if suffix(path) in TABLES else json_lines(path)
 
 
 def json_lines(path: Path) -> Iterator[Record]:
@@ -76,9 +90,9 @@ def table_rows(path: Path, tabs: bool) -> Iterator[Record]:
             if tabs and all(map(_ANNOTATORS.fullmatch, header[len(row) :])):
                 row += [""] * (len(header) - len(row))
             complete = reader.line_num
-            if len(row) != len(header) or (tabs and any(map(_QUOTED.fullmatch, row))):
+            if len(row) != len(header) or row == header or (tabs and any(map(_QUOTED.fullmatch, row))):
                 advice = "no cell is quoted; or pass pandas.read_csv(path, sep='\\t')" if tabs else "quote commas"
-                got = f"{len(row)}: {brief(row)}; {advice}"
+                got = f"{len(row)}: {brief(row)}; the header stands once, {advice}"
                 raise ValueError(f"{path}:{complete}: a row must have {len(header)} cells, got {got}")
             yield complete, dict(zip(header, row, strict=True))
     except csv.Error as error:

@@ -5,16 +5,21 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from pelocality.corpora.sentence import Constituent, Constituents, Dependencies, Sentence
+from pelocality.corpora.sentence import LEAF, Constituent, Constituents, Dependencies, Sentence
 from pelocality.corpora.spacing import unescape
 
 # Groups: label and word after an opening bracket, the bracket that closes a leaf; or a closing bracket or other text.
-# Only ASCII white space ends a word: a word may have a no-break space.
-_NODE = re.compile(r"\(\s*([^\s()]*)\s*((?a:[^\s()]*))\s*(\)?)|(\)|(?a:[^\s()]+))")
+_NODE = re.compile(rf"\(\s*([^\s()]*)\s*((?:{LEAF})?)\s*(\)?)|(\)|{LEAF})")
 _ROOTS = frozenset({"", "ROOT", "TOP"})
 _NOT_WORDS = frozenset({"-NONE-", "CODE", "-DFL-", "ID"})  # tags of traces, of codes, of marks
-# Some treebanks do not tag traces as -NONE-: (NP-SBJ *con*), (ADVP *T*-1), (C 0), (WNP 0).
-_TRACE = re.compile(r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?|(?:C|W[A-Z]+P)(?:[-=]\S+)? 0")
+# Some treebanks do not tag traces as -NONE-: (NP-SBJ *con*), (ADVP *T*-1), (C 0), (P 0), (WNP 0), (TO *).
+_MARKED = r"\S+ \*(?:T|ICH|con|pro|exp|arb|PRO|RNR|EXP|PPA|NOT|U)\*(?:-\d+)?"
+_TRACE = re.compile(rf"{_MARKED}|(?:C|P|W[A-Z]+P)(?:[-=]\S+)? 0|TO \*")
+# IcePaHC has lemmas behind its words, most of which begin like them, (P á-á) (NS-A bækur-bók), and divides some words,
+# (N-N land$-land) (D-N $ið-hinn).
+_LEMMAS = re.compile(r"\(ID |[.,]-[.,]\)")
+_TAGGED = re.compile(r"\((?!ID |CODE )\S+ ([^\s()*0][^\s()]*)\)")
+_LIKE_LEMMA = re.compile(r"(.)[^-]*-\1.*", re.IGNORECASE)
 _PHRASES = "ADJP ADVP CONJP FRAG INTJ LST NAC NML NP NX PP PRN PRT QP ROOT RRC S SBAR SBARQ SINV SQ TOP UCP VP X"
 _TAGS = "CC CD DT EX FW HYPH IN JJ JJR JJS LS MD NN NNS NNP NNPS PDT POS PRP PRP$ RB RBR RBS RP SYM TO UH VB VBD VBG"
 _TAGS += " VBN VBP VBZ WDT WP WP$ WRB WHADJP WHADVP WHNP WHPP . , : $ # `` '' -LRB- -RRB- -NONE-"
@@ -48,7 +53,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
 
     Traces (``-NONE-``), codes that are not words (``CODE``, ``ID`` and ``-DFL-`` of Switchboard and the historical
     corpora) and phrases that hold nothing else are left out, function tags are removed, and escapes such as ``-LRB-``
-    are replaced by the characters that they stand for.
+    are replaced by the characters that they stand for. Words of IcePaHC lose their lemmas (``og-og``), and their halves
+    are joined (``tungur$-tunga`` and ``$nar-hinn`` are *tungurnar*).
 
     Args:
         bracketed: One tree, such as ``(S (NP (DT The) (NN dog)) (VP (VBD ran)))``.
@@ -70,6 +76,8 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
     if _looks_binary(bracketed):
         raise ValueError(_BINARY.format(bracketed.strip()[:60]))
     has_codes = "CODE" in bracketed
+    leaves = _TAGGED.findall(bracketed) if _LEMMAS.search(bracketed) else []
+    has_lemmas = 0 < len(leaves) <= 2 * sum(map(bool, map(_LIKE_LEMMA.fullmatch, leaves)))
     words: list[str] = []
     tags: list[str] = []
     nodes: list[list[Any]] = []  # start, end and label of each phrase, from the outermost in
@@ -82,6 +90,10 @@ def parse_bracketed(bracketed: str, source: str, automatic: bool = False) -> tup
             is_code = label in _NOT_WORDS and (label != "ID" or [phrase[2] for phrase in unclosed] == [""])
             is_code = is_code or (has_codes and any(phrase[2] == "CODE" for phrase in unclosed))
             if not is_code and not (word[0] in "*0" and _TRACE.fullmatch(f"{label} {word}")):
+                word = re.sub(r"^(.[^-]*)-.+", r"\1", word) if has_lemmas else word
+                if has_lemmas and word[0] == "$" and words and words[-1].endswith("$"):
+                    words[-1] = words[-1][:-1] + word[1:]
+                    continue
                 words.append(word if word.isalnum() else unescape(word))
                 tags.append(label)
         elif other == ")" and unclosed:

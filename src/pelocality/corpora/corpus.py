@@ -22,9 +22,9 @@ Read = Callable[[Any, str], T | Dropped]  # reads the content of a record, and i
 class Corpus(Generic[T]):
     """Sentences or pairs, read lazily, anew at each pass.
 
-    Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged. Reading takes
-    two steps, so that the builders of ``pelocality.probes`` can share the slow second one among processes: ``records``
-    yields raw records, ``parse`` makes an item of one.
+    Iterating yields the items. Those left out are counted by reason when a pass is complete, and logged, as a warning
+    if there are no others. Reading takes two steps, so that the builders of ``pelocality.probes`` can share the slow
+    second one among processes: ``records`` yields raw records, ``parse`` makes an item of one.
 
     Attributes:
         name: Name of the source, such as the path of its file; errors begin with it.
@@ -59,23 +59,25 @@ class Corpus(Generic[T]):
         line, content = record
         try:
             return self.read(content, f"{self._short_name}:{line}")
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}:{line}: {' '.join(str(error).split())}") from error
 
     def __iter__(self) -> Iterator[T]:
         dropped: Counter[str] = Counter()
-        record = None
+        total = 0
         for record in self.records():
+            total += 1
             item = self.parse(record)
             if isinstance(item, Dropped):
                 dropped[item.reason] += 1
             else:
                 yield item
         self.dropped = dropped
-        if record is None:
+        if not total:
             logger.warning("%s: nothing to read in it", self.name)
         if dropped:
-            logger.info("%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in dropped.items()))
+            level, reasons = logging.INFO if dropped.total() < total else logging.WARNING, dropped.items()
+            logger.log(level, "%s: left out %s", self.name, ", ".join(f"{n} ({why})" for why, n in reasons))
 
     def __getitem__(self, index: int) -> T:
         """Return the item of a number from 0 on, reading up to it."""

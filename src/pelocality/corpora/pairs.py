@@ -3,14 +3,14 @@
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
 from pelocality._checks import are_names, check_choice
-from pelocality.corpora._records import COMPRESSED, field, identifier, json_lines, json_object, table_rows, text_lines
+from pelocality.corpora._records import TABLES, Record, field, identifier, json_object, rows_of_file, suffix, text_lines
 from pelocality.corpora.constituents import SeveralWordsError, parse_bracketed
 from pelocality.corpora.corpus import Corpus, check_rows, file_corpus
 from pelocality.corpora.sentence import Constituents, Dropped, Pair, Sentence, language_code
@@ -31,7 +31,7 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
     Args:
         path: JSON lines such as ``snli_1.0_test.jsonl``, or a table such as ``snli_1.0_test.txt``,
-            ``heuristics_evaluation_set.txt`` (HANS) or GLUE's ``.tsv``, also compressed.
+            ``heuristics_evaluation_set.txt`` (HANS), GLUE's ``.tsv`` or a ``.csv``, also compressed.
 
     Returns:
         The pairs, read lazily, text spaced as in ``sentence1`` and ``sentence2``. Pairs without a gold label
@@ -40,7 +40,8 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: While reading, with file and line: a line is malformed.
+        ValueError: While reading, with file and line: a line is malformed. At the end of the file: no line has the
+            field ``gold_label``, so that this is another format.
 
     Examples:
         >>> import json, tempfile
@@ -54,14 +55,18 @@ def read_snli(path: str | Path) -> Corpus[Pair]:
         ...     [(pair.premise.text, pair.hypothesis.text, pair.label) for pair in corpus], dict(corpus.dropped)
         ([('A cat naps.', 'It dreams.', 'neutral')], {'no gold label': 1})
     """
-    is_table = _suffix(path) in (".txt", ".tsv")
-    return file_corpus(path, functools.partial(table_rows, tabs=True) if is_table else json_lines, _read_snli_row)
+    return file_corpus(path, _snli_records, _read_snli_row)
 
 
-def _suffix(path: str | Path) -> str:
-    """Return the suffix of a file name in lower case, without that of a compressed file."""
-    path = Path(str(path).lower())
-    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix
+def _snli_records(path: Path) -> Iterator[Record]:
+    """Yield the rows of a file, which is another format if none has the field of SNLI's labels."""
+    has_labels = None
+    for place, row in rows_of_file(path):
+        has_labels = has_labels or ('"gold_label"' if isinstance(row, str) else "gold_label") in row
+        yield place, row
+    if has_labels is False:
+        got = list(json_object(row) if isinstance(row, str) else row)
+        raise ValueError(f"{path}: rows must have a field 'gold_label', the last has {got}; use read_pairs")
 
 
 def _read_snli_row(row: Any, where: str) -> Pair | Dropped:
@@ -121,8 +126,8 @@ def read_pairs(
         language: ISO code, where no parser names it.
 
     Returns:
-        The pairs, read lazily. Rows labelled ``-`` or -1, and those whose label is empty, are dropped and
-        counted.
+        The pairs, read lazily. Rows labelled ``-`` or -1, those whose label is empty, and those with a text that is
+        null (None or NaN) are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -148,10 +153,8 @@ def read_pairs(
     parser = parser or _without_structure
     read = functools.partial(_read_pair, names=fields, parser=parser, labels=names, language=code)
     if isinstance(source, str | Path):
-        records = dict.fromkeys((".jsonl", ".json"), json_lines)
-        records |= {suffix: functools.partial(table_rows, tabs=suffix != ".csv") for suffix in (".tsv", ".txt", ".csv")}
-        check_choice("the end of source", _suffix(source), records)
-        return file_corpus(source, records[_suffix(source)], read)
+        check_choice("the end of source", suffix(source), (".jsonl", ".json", *TABLES))
+        return file_corpus(source, rows_of_file, read)
     rows: Any = source
     rows = rows.to_dict("records") if hasattr(rows, "iterrows") else rows  # a data frame yields its columns
     advice = "make a list of an iterator, take one of several splits, or datasets.Dataset.from_dict of columns"
@@ -169,6 +172,8 @@ def _read_pair(
     label = _label(field(row, label_field, object, advice), labels) if label_field else None
     if label_field and label is None:
         return NO_GOLD_LABEL
+    if isinstance(row, Mapping) and any(_is_null(row.get(name, "")) for name in sides):
+        return Dropped("a text is null")
     texts = [field(row, name, str, advice) for name in sides]
     uid = identifier(row, uid_field) if uid_field else where
     first, second = parsed(parser, texts, language)
@@ -226,7 +231,7 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if getattr(value, "shape", None) == ():  # a scalar of numpy or torch
         value = value.item()
     text = str(int(value) if isinstance(value, bool) else value).strip()
-    if text in (*MISSING_LABELS, "-1", "-1.0") or (pd.api.types.is_scalar(value) and pd.isna(value)):
+    if text in (*MISSING_LABELS, "-1", "-1.0") or _is_null(value):
         return None
     if isinstance(value, str) and (names is None or value in names):
         return value
@@ -234,6 +239,10 @@ def _label(value: Any, names: Sequence[str] | None) -> str | None:
     if names is None or number not in range(len(names)):
         raise ValueError(f"label {text} has no name; pass label_names=, such as ['entailment', ...], not {names}")
     return names[int(number)]
+
+
+def _is_null(value: Any) -> bool:
+    return not isinstance(value, str) and str(value).lower() in ("none", "nan", "<na>", "nat")
 
 
 def are_names_in_order(value: Any) -> bool:

@@ -52,20 +52,11 @@ class SpacyParser:
         tokens = [token for token in doc if not token.is_space]
         place = {token.i: k for k, token in enumerate(tokens, 1)}
         words, spaces = align([token.text for token in tokens], doc.text) or ((), ())
-        return Sentence(
-            words,
-            spaces,
-            language=doc.lang_,
-            dependencies=Dependencies(
-                tuple(0 if token.head.i == token.i else place.get(token.head.i, 0) for token in tokens),
-                tuple("root" if token.dep_ == "ROOT" else token.dep_ for token in tokens),
-                f"spaCy {self.model}",
-                tuple(token.pos_ for token in tokens),
-                tuple(token.morph.to_dict() for token in tokens),
-                automatic=True,
-            ),
-            source="plain text",
-        )
+        heads = tuple(0 if token.head.i == token.i else place.get(token.head.i, 0) for token in tokens)
+        relations = tuple("root" if token.dep_ == "ROOT" else token.dep_ for token in tokens)
+        upos, features = tuple(token.pos_ for token in tokens), tuple(token.morph.to_dict() for token in tokens)
+        tree = Dependencies(heads, relations, f"spaCy {self.model}", upos, features, automatic=True)
+        return Sentence(words, spaces, language=doc.lang_, dependencies=tree, source="plain text")
 
 
 @dataclass(frozen=True)
@@ -111,19 +102,14 @@ class StanzaParser:
         trees = [getattr(sentence, "constituency", None) for sentence in doc.sentences]
         bracketed = " ".join(str(tree) for tree in trees if tree is not None)
         leaves, constituents = parse_bracketed(f"(ROOT {bracketed})", source, True) if bracketed else ((), None)
+        relations, upos = tuple(word.deprel for word in words), tuple(word.upos for word in words)
+        pairs = [[pair.split("=", 1) for pair in (word.feats or "").split("|") if pair] for word in words]
         return Sentence(
             tuple(word.text for word in words),
             tuple(spaces),
             language=self.language,
             multiword_tokens=tuple(multiword_tokens),
             constituents=constituents if len(leaves) == len(words) else None,
-            dependencies=Dependencies(
-                tuple(heads),
-                tuple(word.deprel for word in words),
-                source,
-                tuple(word.upos for word in words),
-                tuple(dict(pair.split("=", 1) for pair in (word.feats or "").split("|") if pair) for word in words),
-                automatic=True,
-            ),
+            dependencies=Dependencies(tuple(heads), relations, source, upos, tuple(map(dict, pairs)), automatic=True),
             source="plain text",
         )

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pelocality.corpora._records import Record, text_lines
 from pelocality.corpora.constituents import parse_bracketed
@@ -44,9 +44,10 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
         language: ISO code of its language.
 
     Returns:
-        The sentences with frames and trees, read lazily. A sentence that is one of ``words`` keeps its text,
-        dependencies and uid. Sentences whose words are not found, whose rows differ in length, or whose brackets make
-        no tree are dropped and counted.
+        The sentences with frames and trees, read lazily. Trees and frames of a file such as ``.v4_auto_conll`` are
+        automatic. A sentence without a tree (``*`` in each row, or under TOP alone) has no constituents. A sentence
+        that is one of ``words`` keeps its text, dependencies and uid. Sentences whose words are not found, whose rows
+        differ in length, or whose brackets make no tree are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -68,7 +69,9 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
     if words is not None:
         check_rows("words", words, "give a corpus or a list of sentences")
     blocks = functools.partial(_sentence_blocks, words=words)
-    return file_corpus(path, blocks, functools.partial(_read_block, language=language_code(language)))
+    automatic = re.search(r"(?:^|[._])auto_", Path(path).name) is not None  # such as .v4_auto_conll
+    read = functools.partial(_read_block, language=language_code(language), automatic=automatic)
+    return file_corpus(path, blocks, read)
 
 
 def _sentence_blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
@@ -134,12 +137,13 @@ def _matched_places(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> dic
     return places
 
 
-def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
+def _read_block(block: _Block, where: str, language: str, automatic: bool) -> Sentence | Dropped:
     rows, columns, of_treebank = block
     if len({len(row) for row in rows}) > 1:
         return Dropped("rows of different lengths")
     least = _CONLL_FRAMES + 1 if columns.stop else _FRAMES
-    if len(rows[0]) < least or not all(row[_TREE].count("*") == 1 for row in rows):
+    has_tree = len(rows[0]) >= least and not {row[_TREE] for row in rows} <= {"*", "-", "_"}
+    if len(rows[0]) < least or (has_tree and not all(row[_TREE].count("*") == 1 for row in rows)):
         raise ValueError(f"rows must have {_COLUMNS}, got {' '.join(rows[0])!r}")
     if of_treebank is not None and not of_treebank.words:
         return Dropped("words not found")
@@ -150,26 +154,21 @@ def _read_block(block: _Block, where: str, language: str) -> Sentence | Dropped:
     tree = ""
     for form, row in zip(forms, rows, strict=True):
         leaf = f" ({row[_TAG]} {form.replace('(', '-LRB-').replace(')', '-RRB-')})"
-        tree += row[_TREE].replace("(", " (").replace("*", leaf)
+        tree += row[_TREE].replace("(", " (").replace("*", leaf) if has_tree else leaf
     try:
-        leaves, constituents = parse_bracketed(tree.strip(), where)
+        leaves, constituents = parse_bracketed(tree.strip() if has_tree else f"(TOP{tree})", where, automatic)
     except ValueError:
         leaves = ()
     if len(leaves) != len(rows):
         return Dropped("brackets that make no tree")
-    cells = zip(*(row[columns] for row in rows), strict=True)
+    cells, made = zip(*(row[columns] for row in rows), strict=True), "automatic" if automatic else "gold"
+    frames = [_frame_of_column(k, column, rows, f"{made} frames of {where}") for k, column in enumerate(cells)]
     sentence = of_treebank or Sentence(leaves)
-    return replace(
-        sentence,
-        # Spaces that were guessed are guessed again, from the tags of this tree.
-        spaces=() if sentence.spacing == "rule" else sentence.spaces,
-        spacing="corpus",
-        uid=sentence.uid or where,
-        language=sentence.language or language,
-        constituents=constituents,
-        frames=tuple(_frame_of_column(k, column, rows, f"gold frames of {where}") for k, column in enumerate(cells)),
-        source=sentence.source or where,
-    )
+    spaces = () if sentence.spacing == "rule" else sentence.spaces  # guessed again, from the tags of this tree
+    phrases = constituents if constituents.spans else sentence.constituents
+    layers: dict[str, Any] = {"spaces": spaces, "spacing": "corpus", "constituents": phrases, "frames": tuple(frames)}
+    layers |= {"uid": sentence.uid or where, "source": sentence.source or where}
+    return replace(sentence, **layers, language=sentence.language or language)
 
 
 def _frame_of_column(number: int, column: tuple[str, ...], rows: Rows, source: str) -> Frame:

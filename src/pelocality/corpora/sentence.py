@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from pelocality.corpora.spacing import is_glued, is_punctuation, join, possessives, spaces_by_rule
 
+# A word of a bracketed tree may have a no-break space inside: only ASCII white space divides words.
+LEAF = r"[^\s()](?a:[^\s()]*)(?<!\s)"
 # The rules of a language look for its two-letter code.
 _TWO_LETTERS = {"eng": "en", "deu": "de", "ger": "de", "tur": "tr", "aze": "az"}
 
@@ -64,8 +66,7 @@ class Constituents:
         """The bracketed tree as an ``nltk.Tree``, None if the phrases are known as spans only."""
         from nltk import Tree
 
-        # Only ASCII white space ends a word, as in `parse_bracketed`.
-        return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=r"(?a:[^\s()])+")
+        return None if self.bracketed is None else Tree.fromstring(self.bracketed, leaf_pattern=LEAF)
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,9 @@ class Sentence:
     def _check_layers(self) -> None:
         """Refuse layers that do not fit the words."""
         n = len(self.words)
-        layers: dict[str, Any] = {"spaces": self.spaces or None}
-        if self.constituents is not None:
-            layers["constituents.tags"] = self.constituents.tags
-        for name in ("heads", "relations", "upos", "features", "xpos") if self.dependencies is not None else ():
-            layers[f"dependencies.{name}"] = getattr(self.dependencies, name)
+        layers = {"spaces": self.spaces or None, "constituents.tags": getattr(self.constituents, "tags", None)}
+        for name in ("heads", "relations", "upos", "features", "xpos"):
+            layers[f"dependencies.{name}"] = getattr(self.dependencies, name, None)
         for name, layer in layers.items():
             if layer is not None and len(layer) != n:
                 raise ValueError(f"{name} must have one entry per word ({n}), got {len(layer)} in {self.uid!r}")
@@ -302,12 +301,9 @@ class Sentence:
     @property
     def provenance(self) -> str:
         """One line that names the sources of words, spaces and structure."""
-        layers = {
-            "constituents": self.constituents,
-            "dependencies": self.dependencies,
-            "frames": self.frames[0] if self.frames else None,
-        }
-        named = [f"{name}: {layer.source}" for name, layer in layers.items() if layer]
+        frame = self.frames[0] if self.frames else None
+        layers = (("constituents", self.constituents), ("dependencies", self.dependencies), ("frames", frame))
+        named = [f"{name}: {layer.source}" for name, layer in layers if layer]
         return "; ".join([self.source or "unknown source", f"spacing: {self.spacing}", *named])
 
     def replaced(self, replacements: Sequence[tuple[int, int, str]], start: int = 0, end: int | None = None) -> str:

@@ -26,6 +26,11 @@ from pelocality.corpora.sentence import (
 from pelocality.corpora.spacing import align
 
 logger = logging.getLogger(__name__)
+_TEN = "ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC"
+_OF_FILE = re.compile(r"# *(?:global\.columns|udpipe_model) *=.*")  # comments that hold for all that follows
+_NAMES = re.compile(r"# *global\.columns *=(.*)")
+_TEXT = re.compile(r"(?m)^# *(?:sentence-)?text *[=:](.*)")
+_SENSE = re.compile(r"_|[^\d\s]\S*\.\w+")
 
 
 def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
@@ -37,7 +42,8 @@ def read_trees(path: str | Path, language: str = "en") -> Corpus[Sentence]:
 
     Returns:
         The sentences with their constituents, read lazily. Bracketed files do not store spaces: the text is guessed
-        by rules for English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted.
+        by rules for English treebanks (``spacing`` is ``"rule"``). Trees without words are dropped and counted. Words
+        of IcePaHC lose their lemmas (``og-og``), and their halves are joined (``tungur$ $nar``).
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -83,23 +89,32 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     r"""Read a CoNLL-U treebank (Universal Dependencies) with the conllu package.
 
     Words are the numbered lines; ranges (``1-2``) become multiword tokens of the sentence, and empty nodes (``1.1``)
-    are left out.
+    are left out. In CoNLL-U Plus (``.conllup``, ``.cupt``), ``# global.columns = ID FORM ...`` names the columns of all
+    sentences that follow, in any order. ID and FORM must be among them, and DEPREL if HEAD is; columns of other
+    projects are not read.
+
+    Universal Propositions become frames: ``UP:PRED`` with ``UP:ARGSPANS`` or ``UP:ARGHEADS`` of version 2 (whose files
+    must be merged with their treebanks), and the columns after the tenth, or after DEPREL, of version 1. Roles have the
+    names of PropBank (``ARG0`` for ``A0``). An argument of which only the head is known is the phrase of this word
+    without the clause of the predicate.
 
     Args:
         path: The file, UTF-8, also compressed.
         language: ISO code. None takes it from a file name in the form of Universal Dependencies, such as
-            ``de_pud-ud-test.conllu`` or ``de-ud-test.conllu``, and warns of any other name: rules of one language
+            ``de_pud-ud-test.conllu`` or ``de-up-test.conllu``, and warns of any other name: rules of one language
             then do not apply.
 
     Returns:
         The sentences with dependencies, tags and features, read lazily, spaced according to ``# text`` and
-        ``SpaceAfter``. A sentence in which no word has a head (a file with tags only) has no dependencies. Sentences
-        whose ``# text`` is not that of their words, and comments without words, are dropped and counted.
+        ``SpaceAfter``, or by rules for English where there is neither a text nor the column MISC. A sentence in which
+        no word has a head (a file with tags only) has no dependencies. Those of a file with ``# udpipe_model`` are
+        automatic. Sentences whose ``# text`` is not that of their words, comments without words, and sentences whose
+        columns of arguments are not those of their predicates are dropped and counted.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: While reading, with file and line: a sentence is malformed, its heads do not make a tree (no root,
-            or a cycle), or the treebank withholds its words (each is ``_``).
+        ValueError: While reading, with file and line: a sentence is malformed, a column is missing, its heads do not
+            make a tree (no root, or a cycle), or the treebank withholds its words (each is ``_``).
 
     Examples:
         >>> import tempfile
@@ -113,7 +128,7 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
     """
     if language is None:
         # Other names may begin with a code by chance: "no_labels.conllu", "it_works.conllu".
-        prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-ud-", Path(str(path)).name, re.IGNORECASE)
+        prefix = re.match(r"([a-z]{2,3})(?:_[a-z0-9]+)?-u[dp]-", Path(str(path)).name, re.IGNORECASE)
         language = prefix[1] if prefix else ""
         if not language:
             logger.warning("%s: no language in the name, so rules of one language do not apply; pass language=", path)
@@ -121,64 +136,61 @@ def read_conllu(path: str | Path, language: str | None = None) -> Corpus[Sentenc
 
 
 def _conllu_records(path: Path) -> Iterator[Record]:
+    header = ""
     for has_text, lines in itertools.groupby(text_lines(path), key=lambda line: bool(line[1].strip())):
         if has_text:
             numbers, texts = zip(*lines, strict=True)
-            yield numbers[0], "".join(texts)
+            block = "\n".join(map(str.rstrip, texts))
+            header = "\n".join(_OF_FILE.findall(block)) or header
+            yield numbers[0], f"{header}\n{block}"
 
 
 def _read_conllu_block(block: str, where: str, language: str) -> Sentence | Dropped:
     tokens = _checked_tokens(block)
-    if tokens is None:
-        return Dropped("comments without words")
+    if isinstance(tokens, Dropped):
+        return tokens
     words = [token for token in tokens if isinstance(token["id"], int)]
     ranges = [token for token in tokens if isinstance(token["id"], tuple) and token["id"][1] == "-"]
     forms = tuple(word["form"] for word in words)
-    upos = tuple(word["upos"] or "_" for word in words)
+    upos = tuple(word.get("upos") or "_" for word in words)
     # A text may contain a line of underscores: it is tagged as a sign, or is the only word of its sentence.
     if not "".join(forms).strip("_") and not {"PUNCT", "SYM"}.issuperset(upos) and upos != ("X",):
         advice = "get its text as the README of the treebank says"
         raise ValueError(f"words must be those of a text, each of the {len(forms)} is withheld ('_'); {advice}")
     dependencies = None
-    if any(word["head"] is not None for word in words):
-        dependencies = Dependencies(
-            tuple(word["head"] for word in words),
-            tuple(word["deprel"] or "_" for word in words),
-            where,
-            upos,
-            tuple(dict(word["feats"] or {}) for word in words),
-            xpos=tuple(word["xpos"] or "_" for word in words),
-        )
+    if any(word.get("head") is not None for word in words):
+        heads, relations = zip(*((word["head"], word["deprel"] or "_") for word in words), strict=True)
+        features = tuple(dict(word.get("feats") or {}) for word in words)
+        xpos = tuple(word.get("xpos") or "_" for word in words)
+        automatic = "udpipe_model" in tokens.metadata
+        dependencies = Dependencies(heads, relations, where, upos, features, automatic, xpos)
     multiword_tokens = tuple((token["id"][0] - 1, token["id"][2], token["form"]) for token in ranges)
     check_apart(multiword_tokens)
     surface = list(surface_forms(forms, multiword_tokens, 0, len(words)))
-    spaces = _spaces(surface, words, ranges, tokens.metadata.get("text"))
+    spaces = _spaces(surface, words, ranges, "".join(_TEXT.findall(block)[:1]))
     if spaces is None:
         return Dropped("text and words disagree")
-    return Sentence(
-        forms,
-        spaces,
-        uid=tokens.metadata.get("sent_id") or where,
-        language=language,
-        multiword_tokens=multiword_tokens,
-        dependencies=dependencies,
-        source=where,
-    )
+    uid, frames = tokens.metadata.get("sent_id") or where, _propositions(words, dependencies, where)
+    return Sentence(forms, spaces, uid, language, multiword_tokens, None, dependencies, frames, where)
 
 
 def _checked_tokens(block: str) -> Any:
-    """Return the lines of a sentence as conllu reads them, with its comments; None for comments alone."""
+    """Return the lines of a sentence as conllu reads them, with its comments, or why it is left out."""
     import conllu
     from conllu.exceptions import ParseException
 
-    rows = [row for row in block.split("\n") if row and not row.startswith("#")]
-    if not rows:
-        return None
-    for row in rows:  # the conllu package reads two spaces as a tab, and ignores columns after the tenth
-        if "  " in row.rpartition("\t")[0] or len(re.split(r"\t|  +", row)) != 10:
-            raise ValueError(f"a row must have 10 columns, and no two spaces in a cell, got {brief(row)}")
+    lines = [line for line in block.split("\n") if line and not line.startswith("#")]
+    if not lines:
+        return Dropped("comments without words")
+    rows = [re.split(r"\t|  +", line) for line in lines]
+    columns = _columns(block, rows)
+    if columns is None:
+        return Dropped("columns of arguments are not those of the predicates")
+    for line, row in zip(lines, rows, strict=True):
+        if "  " in line.rpartition("\t")[0] or len(row) != len(columns):  # the conllu package reads two spaces as a tab
+            raise ValueError(f"a row must have {len(columns)} columns, and no two spaces in a cell, got {brief(line)}")
     try:
-        tokens = conllu.parse(block)[0]
+        tokens = conllu.parse(block, columns)[0]
     except (ParseException, IndexError) as error:
         raise ValueError(f"not a CoNLL-U sentence: {error}") from error
     numbers = [token["id"] for token in tokens if isinstance(token["id"], int)]
@@ -187,17 +199,66 @@ def _checked_tokens(block: str) -> Any:
     return tokens
 
 
-def _spaces(
-    surface: list[tuple[int, int, str]], words: list[Any], ranges: list[Any], text: str | None
-) -> tuple[str, ...] | None:
-    """Return the white space after each word; None where the words are not those of the text."""
-    aligned = align([form for _, _, form in surface], text or "")
-    if text and aligned is None:
-        return None
+def _columns(block: str, rows: list[list[str]]) -> list[str] | None:
+    """Return the names of the columns, None where those of frames do not fit their predicates."""
+    named = _NAMES.search(block)
+    columns = (named[1] if named else _TEN).lower().split()
+    several = len(set(columns)) < len(columns)
+    if several or not {"id", "form"} <= set(columns) or ("head" in columns) != ("deprel" in columns):
+        rule = "ID and FORM, and HEAD with DEPREL or neither, each once"
+        raise ValueError(f"columns must have {rule}, got {columns}; merge a file of frames with its treebank")
+    lengths = set(map(len, rows))
+    if named or min(lengths) < 10 or max(lengths) == 10:
+        return columns
+    # Universal Propositions 1: a mark and the sense replace DEPS and MISC; in English, the sense follows MISC.
+    more = [*columns[:8], "mark", "sense"] if "Y" in {row[8] for row in rows} else [*columns, "sense"]
+    senses = [row[len(more) - 1] for row in rows if len(row) >= len(more)]
+    if not all(map(_SENSE.fullmatch, senses)):
+        return columns
+    more += map(str, range(len(senses) - senses.count("_")))  # a column of arguments for each predicate
+    return more if lengths == {len(more)} else None
+
+
+def _propositions(words: list[Any], dependencies: Dependencies | None, where: str) -> tuple[Frame, ...] | None:
+    """Return the frames of Universal Propositions, None where there is no column of predicates."""
+    name = next((name for name in ("sense", "up:pred") if name in words[0]), None)
+    frames: list[Frame] = []
+    for verb, word in enumerate(words if name else ()):
+        if word[name] == "_":
+            continue
+        places = [(each.get(str(len(frames))), str(each["id"])) for each in words]  # of the first version
+        if name == "up:pred":  # A0:1-3|A1:5-9, or A0:2|A1:7 by heads
+            cells = (word.get(each, "_") for each in ("up:argspans", "up:argheads"))
+            cell = next((cell for cell in cells if cell != "_"), "_")
+            places = [each.rpartition(":")[::2] for each in cell.split("|") if each != "_"]
+        roles = [(re.sub(r"\bA(?=[\dM])", "ARG", role), place) for role, place in places if role not in ("_", "V")]
+        arguments = tuple(Argument(role, *_span(place, verb, dependencies)) for role, place in roles)
+        frames.append(Frame(word[name], (verb, verb + 1), arguments, f"frames of {where}"))
+    return tuple(frames) if name else None
+
+
+def _span(place: str, verb: int, dependencies: Any) -> tuple[int, int]:
+    """Return the span of words 5-9, or the phrase of a head, without the verb's clause (the man who sleeps)."""
+    first, _, last = place.partition("-")
+    if last:
+        return int(first) - 1, int(last)
+    head = int(first) - 1
+    inside = dependencies.subtree(head)
+    if head != verb and verb in inside:
+        inside -= dependencies.subtree(verb)
+    before = next(k for k in range(head, -2, -1) if k not in inside)
+    return before + 1, next(k for k in itertools.count(head) if k not in inside)
+
+
+def _spaces(surface: list[Any], words: list[Any], ranges: list[Any], text: str) -> tuple[str, ...] | None:
+    """Return the white space after each word, () if unknown; None where the words are not those of the text."""
+    aligned = align([form for _, _, form in surface], text)
+    if aligned is None and (text or "misc" not in words[0]):
+        return None if text else ()
     of_range = {token["id"][0] - 1: token for token in ranges}
     spaces = [""] * len(words)
     for k, (first, last, _) in enumerate(surface):
-        misc = of_range.get(first, words[first])["misc"] or {}
+        misc = of_range.get(first, words[first]).get("misc") or {}
         # "# text" has the exact white space, SpaceAfter only whether there is any
         spaces[last - 1] = aligned[1][k] if aligned else "" if misc.get("SpaceAfter") == "No" else " "
     spaces[-1] = ""
@@ -207,9 +268,9 @@ def _spaces(
 def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
     """Read PropBank frames with trees, one JSON object a line.
 
-    Fields: ``id``; ``tree`` (bracketed); ``frames``, each with ``roleset`` and ``args`` (or ``r`` and ``a``),
-    arguments as ``[role, start, end]`` over words, end-exclusive, the predicate's own words under the role
-    ``V``; and, where known, ``text``, ``tokens``, ``head``, ``deprel``, ``upos``.
+    Fields: ``id``; ``tree`` (bracketed) or ``tokens``, or both; ``frames``, each with ``roleset`` and ``args`` (or
+    ``r`` and ``a``), arguments as ``[role, start, end]`` over words, end-exclusive, the predicate's own words under the
+    role ``V``; and, where known, ``text``, ``head``, ``deprel``, ``upos``.
 
     Args:
         path: The file, UTF-8, also compressed.
@@ -240,7 +301,7 @@ def read_frames(path: str | Path, language: str = "en") -> Corpus[Sentence]:
 def _read_frames_line(line: str, where: str, language: str) -> Sentence | Dropped:
     row = json_object(line)
     tokens = tuple(row["tokens"]) if row.get("tokens") is not None else None
-    words, constituents = _frames_tree(field(row, "tree"), tokens, where)
+    words, constituents = _frames_tree(row, tokens, where)
     spaces: tuple[str, ...] = ()
     if row.get("text") is not None:
         aligned = align(words, field(row, "text"))
@@ -251,29 +312,22 @@ def _read_frames_line(line: str, where: str, language: str) -> Sentence | Droppe
     if row.get("head"):
         upos = tuple(row["upos"]) if row.get("upos") else None
         dependencies = Dependencies(tuple(row["head"]), tuple(field(row, "deprel", list)), where, upos)
-    return Sentence(
-        words,
-        spaces,
-        uid=identifier(row, "id"),
-        language=language,
-        constituents=constituents,
-        dependencies=dependencies,
-        frames=tuple(_frame_of_fields(frame, where) for frame in field(row, "frames", list)),
-        source=where,
-    )
+    frames = tuple(_frame_of_fields(frame, where) for frame in field(row, "frames", list))
+    return Sentence(words, spaces, identifier(row, "id"), language, (), constituents, dependencies, frames, where)
 
 
-def _frames_tree(tree: str, tokens: tuple[str, ...] | None, where: str) -> tuple[tuple[str, ...], Constituents | None]:
-    """Return the words, and the constituents if the words of the tree are the tokens."""
+def _frames_tree(row: Any, tokens: tuple[str, ...] | None, where: str) -> tuple[tuple[str, ...], Constituents | None]:
+    """Return the words, and the constituents if there is a tree whose words are the tokens."""
     try:
-        words, constituents = parse_bracketed(tree, where)
+        words, constituents = parse_bracketed(field(row, "tree"), where)
     except ValueError:
         if tokens is None:
             raise
     else:
         if tokens is None or (len(words) == len(tokens) and align(words, "".join(tokens)) is not None):
             return tokens or words, constituents
-    logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
+    if row.get("tree") is not None:
+        logger.warning("%s: the tree does not fit the tokens; the sentence is read without it", where)
     return tokens, None
 
 

@@ -24,15 +24,10 @@ class Classifier:
     """A sequence-classification model with its tokenizer, which predicts the names of classes."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        label_names: Sequence[str] | None,
-        batch_size: int,
-        max_length: int | None,
+        self, model: nn.Module, tokenizer: Any, names: Sequence[str] | None, batch_size: int, max_length: int | None
     ) -> None:
         self.sequence_model = SequenceModel(model)
-        self.classes = _labels.class_names(self.sequence_model.with_head.config, label_names)
+        self.classes = _labels.class_names(self.sequence_model.with_head.config, names)
         check_tokenizer(tokenizer)
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         if max_length is not None:

@@ -36,9 +36,9 @@ def pseudo_log_likelihood(
 
     $$\mathrm{PLL}(w) = \sum_t \log P\left(w_t \mid w_{\setminus t}\right)$$
 
-    Special tokens are visible, but not scored. The score is not a probability of the sentence: the other tokens of a
-    word make its tokens easy to predict. ``within_word="following"`` also masks the later tokens of the word (Kauf and
-    Ivanova, 2023).
+    Special tokens are visible, but not scored; a text may begin and end with those that the tokenizer adds. The score
+    is not a probability of the sentence: the other tokens of a word make its tokens easy to predict.
+    ``within_word="following"`` also masks the later tokens of the word (Kauf and Ivanova, 2023).
 
     Args:
         model: A model with a masked-language-modelling head.
@@ -70,6 +70,8 @@ def pseudo_log_likelihood(
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
     check_choice("within_word", within_word, ("one", "following"))
+    added = tokenizer.convert_ids_to_tokens(tokenizer("")["input_ids"]) or [""]
+    texts = [text.removeprefix(added[0]).removesuffix(added[-1]) for text in texts]
     encoded = [tokenizer(text, return_special_tokens_mask=True) for text in texts]
     special = [one["special_tokens_mask"] for one in encoded]
     places = [(number, place) for number, row in enumerate(special) for place, hidden in enumerate(row) if not hidden]
@@ -101,9 +103,9 @@ def log_likelihood(
     $$\log P(w) = \sum_t \log P\left(w_t \mid w_{<t}\right)$$
 
     A causal model gives no probability to its first token. With ``beginning``, the first token is the tokenizer's
-    beginning-of-sentence token (once, also if the tokenizer adds it), so every token of the text is scored. Without
-    ``beginning``, the first token of the text is not scored. Two orders of the same words then leave out different
-    words, and their scores are not comparable. There is no end-of-sentence token.
+    beginning-of-sentence token (once, also if the tokenizer adds it, or the text begins with it), so every token of the
+    text is scored. Without ``beginning``, the first token of the text is not scored. Two orders of the same words then
+    leave out different words, and their scores are not comparable. There is no end-of-sentence token.
 
     Args:
         model: A model with a causal-language-modelling head.
@@ -136,7 +138,8 @@ def log_likelihood(
     if beginning and first is None:
         advice = "set its bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
         raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
-    ids = [[first] * beginning + tokenizer(text, add_special_tokens=False)["input_ids"] or [0] for text in texts]
+    rows = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    ids = [[first] * (beginning and row[:1] != [first]) + row or [0] for row in rows]
     lengths, check = [len(row) for row in ids], check_causal
 
     def row_of(index: int) -> Row:

@@ -102,8 +102,8 @@ def loss_by_position(
     Args:
         model: A transformers model with a causal-language-modelling head.
         texts: Strings, or tokenised batches with ``input_ids`` (and ``attention_mask`` if there is padding).
-        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds. Special
-            tokens that it adds at the end are left out.
+        tokenizer: The model's tokenizer; strings need it. Texts begin with the special tokens that it adds, once if a
+            text begins with one too. Special tokens that it adds at the end are left out.
         length: Texts are cut to this number of tokens. None: the number that the model's configuration declares, if
             any. A greater number is accepted if the model can compute it, with a logged warning.
         batch_size: Texts of one length per forward pass.
@@ -179,7 +179,7 @@ def _rows_of_ids(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
             ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
             while len(ids) > 1 and special[-1]:
                 ids, special = ids[:-1], special[:-1]
-            yield ids
+            yield ids[int(ids[:1] == ids[1:2] and special[:2] == [1, 0]) :]  # a text may begin with this token too
         else:
             yield from _rows_of_batch(text)
 

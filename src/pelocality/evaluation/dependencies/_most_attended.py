@@ -15,13 +15,11 @@ from pelocality.evaluation.dependencies._sentences import NO_TOKENS
 from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
 from pelocality.models.sequence_model import SequenceModel
 
+Words = Sequence[str]
+
 
 def most_attended(
-    model: nn.Module | SequenceModel,
-    tokenizer: Any,
-    sentences: Sequence[Sequence[str]],
-    batch_size: int,
-    progress: bool,
+    model: nn.Module | SequenceModel, tokenizer: Any, sentences: Sequence[Words], batch_size: int, progress: bool
 ) -> tuple[list[NDArray[np.int16] | None], tuple[int, ...], bool]:
     """Return the most attended word of each word, by sentence, without keeping attention maps.
 

@@ -106,16 +106,9 @@ def dependency_accuracy(
             words_here = enumerate(zip(tree.heads, relations, strict=True))
             rows += [(number, sentence.uid, word, head - 1, relation, half) for word, (head, relation) in words_here]
             kept.append(words)
-    return DependencyAccuracy(
-        words=pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"]),
-        attended=np.concatenate(kept),
-        layers=layers,
-        model=SequenceModel.of(model).label,
-        sentences=len(kept),
-        dropped=dict(dropped),
-        seed=seed,
-        causal=causal,
-    )
+    frame = pd.DataFrame(rows, columns=["sentence", "uid", "word", "head", "relation", "half"])
+    name, counts = SequenceModel.of(model).label, dict(dropped)
+    return DependencyAccuracy(frame, np.concatenate(kept), layers, name, len(kept), counts, seed, causal)
 
 
 def _with_dependencies(sentences: Iterable[Sentence]) -> tuple[list[Sentence], Counter[str]]:

@@ -132,14 +132,9 @@ def compare_head_types(
     table = pd.DataFrame(rows)
     table["q"] = stats.false_discovery_control(table["p"])
     table = table.sort_values(["direction", "distance"], ignore_index=True)
-    return HeadTypes(
-        table,
-        {direction: _rank_correlation(table[table["direction"] == direction]) for direction in DIRECTIONS},
-        positional.reshape(score.shape),
-        contextual.reshape(score.shape),
-        score,
-        accuracy.model,
-    )
+    correlation = {str(name): _rank_correlation(table[table["direction"] == name]) for name in DIRECTIONS}
+    masks = positional.reshape(score.shape), contextual.reshape(score.shape)
+    return HeadTypes(table, correlation, *masks, score, accuracy.model)
 
 
 def _head_masks(share: NDArray[np.float64], heads: int | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -135,16 +135,11 @@ class DependencyAccuracy(DisplayMixin):
         else:
             rows, item = np.unique(row_of_head, return_inverse=True)
             target = dependent
-        word = self.words["word"].to_numpy()[rows]
+        word, half, sentence = (self.words[name].to_numpy()[rows] for name in ("word", "half", "sentence"))
         flat = self.attended.reshape(len(self.attended), -1)
         hits = np.zeros((len(rows), flat.shape[1]), dtype=bool)
         np.logical_or.at(hits, item, flat[rows[item]] == target[:, None])
-        return Items(
-            hits,
-            (item, target - word[item]),
-            self.words["half"].to_numpy()[rows],
-            self.words["sentence"].to_numpy()[rows],
-        )
+        return Items(hits, (item, target - word[item]), half, sentence)
 
     @functools.cached_property
     def _lacks_tokens(self) -> NDArray[np.bool_]:
