@@ -222,7 +222,7 @@ SKIPPED = {
     "the arguments are not subject and object, or subject and agent, of one clause": """
         (S (NP (PRP I)) (VP (VBD picked) (PRT (RP up)) (NP (DT the) (NN hat))))
         (PRP We) | (VBD pulled) (PRT (RP off)) (NP (DT an) (NN operation))
-        (S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN slide))))
+        (S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN hill))))
     """,
     "the verb would not agree with its new subject": """
         (S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))

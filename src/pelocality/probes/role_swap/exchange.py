@@ -116,12 +116,14 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
     gold, alone = english.has_gold_tags(sentence), end - start == 1
     if tag.startswith("NNP"):
         # Taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays".
+        if alone and english.ABSTRACT.fullmatch(word.lower()):
+            return _CAPITAL
         single = alone and tag == "NNP" and not word.endswith("s")
         return text if gold or single or others[:1] == ["NNP"] else _CAPITAL
     single = alone or others[0] == "POS"
     plural = word.endswith("s") or word.lower() in english.PLURALS
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural
-    sure = common and "-" not in word and not english.may_be_nation(word.lower(), tag)
+    sure = common and "-" not in word and not english.NATION.fullmatch(word.lower())
     return without if sure and (gold or not single or tag != "NN") else _CAPITAL  # "Stone saw him"
 
 
@@ -130,7 +132,7 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     sentence, finite = clause.sentence, clause.finite
     word, tag, spans = sentence.words[finite], clause.tags[finite], (clause.first, clause.last)
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
-    past = word.lower().endswith("ed") or word.lower() in english.PASTS or word.lower() in _BE
+    past = word.lower().endswith("ed") or word.lower() in english.IRREGULAR or word.lower() in _BE
     if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in english.SYNCRETIC):
         return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a ham", tagged as past
     if old is not None and not agrees(word, tag, old, old):

@@ -20,16 +20,21 @@ _OTHER_VERB = "another verb has the same subject"
 _PRONOUN = "a pronoun may refer to an argument"
 _FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
+_LIGHT = "a light verb with a noun"  # "took place", "gave a speech"
+_DEFINITE = frozenset({"PRP", "PRP$", "NNP"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
 _LINKS = english.words("because if unless although though since while when whenever until till before after once")
 _SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
-_REPORTING = english.verb_forms(_SAYING, "said thought knew told")
-_INTRODUCING = _LINKS | _REPORTING | english.words("that sure glad as whether so how why where")
+_INTRODUCING = _LINKS | english.words("that sure glad as whether so how why where")
 _SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
 _INNER_MARKS = frozenset({",", "-", "--", "–", "—"})
 _EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
 _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
 
+# The tag after a conjunction, adverbs and phrases such as "at least": the first conjunction, or the next of one clause.
+_JOINED = re.compile(
+    r"(?:(?:(?!CC )\S+ )*|(?:(?!MD|VB[DPZ])\S+ )*)CC (?:(?:CC|RB|,|IN (?:JJS|(?:DT )?NN)) )*(?!CC|RB|,)(\S+)"
+)
 _CODES = {
     "DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R", "NN": "N",
     "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H", ",": "K", "IN": "I",
@@ -127,20 +132,28 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     """Look for verbs whose arguments do not have two different roles."""
     lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
     word, phrase = lower[clause.verb], lower[slice(*last)]
-    irregular = english.SYMMETRIC_IRREGULAR if symmetric & {"meet", "fight"} else ""
-    if not english.COPULAS.isdisjoint((word, lemma)):
-        return "the verb is a copula"
-    if not english.verb_forms(symmetric, irregular).isdisjoint((word, lemma)):
+    verbs, head = {english.base(word), english.base(lemma)}, phrase[head_of(phrase, tags[slice(*last)])]
+    active, indefinite = not clause.passive, phrase[0] not in english.DEFINITE and tags[last[0]] not in _DEFINITE
+    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in english.INDEFINITE
+    predicate = bare or (phrase[0] in ("a", "an") and "of" not in phrase)
+    for listed, applies, reason in (
+        (english.COPULAS, True, "the verb is a copula"),
+        (symmetric, True, "the verb may be symmetric"),
+        (english.MEASURING, True, "the verb takes a measure, a place or quoted words"),
+        (english.PREDICATIVE, active and predicate, "the verb is a copula"),
+        (frozenset({"do"}), True, _LIGHT),
+        (english.LIGHT, active and indefinite, _LIGHT),
+        (english.LIGHTER, active and bare, _LIGHT),
+        (english.LIGHTEST, active and bare and tags[last[0]] == "NN", _LIGHT),
+    ):
+        if applies and verbs & english.stems(listed):
+            return reason
+    if word == "seeing" and "date" in symmetric:
         return "the verb may be symmetric"
-    if not english.MEASURING.isdisjoint((word, lemma)):
-        return "the verb takes a measure, a place or quoted words"
-    definite = tags[last[0]] in ("PRP", "PRP$", "NNP") or phrase[0] in english.DEFINITE
-    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and phrase[0] not in english.INDEFINITE
-    light = (word in english.LIGHT and not definite) or (word in english.LIGHTER and bare)
-    if (light and not clause.passive) or word in english.DO:
-        return "a light verb with a noun"  # "took place", "gave a speech"
+    if active and english.are_cognate(word, head) and (indefinite or verbs & {english.base(head)}):
+        return "the object repeats the verb"
     marked = clause.gold and any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last))
-    if word in english.HAVE and not marked:
+    if "have" in verbs and not marked:
         return "the subject may stand after the verb"  # "a hat has Ada" reads as an inversion
     return None
 
@@ -155,10 +168,11 @@ def _check_group(clause: Clause) -> str | None:
     group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
     forms = frozenset() if passive else _FINITE - {"MD"}
     if group:
-        helper = lower[group[-1]]
-        perfect = {"VBN", "VBD"} if helper in english.HAVE else {"VBG"} if helper in english.PASSIVE else {"VB"}
-        forms = frozenset(({"VBN"} if helper in english.PASSIVE else ()) if passive else perfect)
-    helpers = all(lower[i] in english.AUXILIARIES.keys() | english.PASSIVE for i in group)
+        helper = english.base(lower[group[-1]])
+        of_passive = helper in ("be", "get")
+        active = {"VBN", "VBD"} if helper == "have" else {"VBG"} if of_passive else {"VB"}
+        forms = frozenset(({"VBN"} if of_passive else ()) if passive else active)
+    helpers = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) in ("be", "get") for i in group)
     one = tags[finite] in _FINITE and [tags[i] in _FINITE for i in group] == [i == finite for i in group]
     fits = helpers and one and tags[clause.verb] in forms
     return None if fits else "the arguments do not stand beside one finite verb"
@@ -174,7 +188,8 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
     listed = "," in words and not clause.gold  # a parser may miss where a list or an apposition ends
-    plain = is_plain(words, within, before_verb=not is_last) and words[-1] not in english.AFTER
+    adverb = words[-1] in english.AFTER or (within[-1] != "NNP" and english.DIRECTION.fullmatch(words[-1]))
+    plain = is_plain(words, within, before_verb=not is_last) and not adverb
     if not plain or repeated or dotted or listed or words[0] == "it":
         return _NOT_PLAIN
     few = not english.NEGATIVE.isdisjoint(words)
@@ -183,7 +198,7 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
     timed = not {"last", "next"}.isdisjoint(words)  # "changed my hat last term"
-    if timed or words[head][0].isdigit() or english.is_measure(words[head]):
+    if timed or words[head][0].isdigit() or english.MEASURE.fullmatch(words[head]):
         return "an argument is a measure"
     bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
@@ -197,11 +212,11 @@ def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> b
     two = any(one in ("NN", "NNS", "NNP") and other in ("NN", "NNS") for one, other in itertools.pairwise(tags))
     open_left = tags[0][:2] in ("NN", "JJ", "VB", "RB") and tags[0] != "NNP" and words[0] not in english.INDEFINITE
     # "travel light", "you silly young owl"; "have baked potatoes"
-    bare = open_left and (tags[head_of(words, tags)] == "NN" or clause.lower[clause.verb - 1] in english.HAVE)
+    bare = open_left and (tags[head_of(words, tags)] == "NN" or english.base(clause.lower[clause.verb - 1]) == "have")
     # "called her Estella", "turned her back"
     her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else not after.isdisjoint({"RB", "RP"}))
     # "call that freedom", "the boy singing"
-    predicate = (verb in english.SMALL_CLAUSES and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
+    predicate = (english.base(verb) in english.stems(english.SMALL_CLAUSES) and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
     return bare or her or predicate or "of" in words  # "accused the nun of theft"
 
 
@@ -215,7 +230,7 @@ def _check_before(clause: Clause) -> str | None:
     loose = not has_clause and not _SUBJECTLESS.isdisjoint(opening)  # "sitting down, the nun"
     if loose or before in english.BEFORE:  # "either the nun or Ada"
         fits = False
-    elif before in _INTRODUCING:
+    elif before in _INTRODUCING or _is_saying(before):
         fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
     elif tags[k - 1] == "CC":
         fits = k == 1 or (has_clause and (pronoun or clause.gold or is_punctuation(lower[k - 2])))
@@ -223,8 +238,16 @@ def _check_before(clause: Clause) -> str | None:
         first = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
         opens = before != "," or has_clause or first in ("IN", "RB", "UH", "CC")
         alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they sold us", "as a cook you saw me"
-        fits = opens and (alone or is_punctuation(before))
+        fits = opens and not _has_loose_verb(lower, tags, k) and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
+
+
+def _has_loose_verb(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
+    """Return whether the phrase before a word begins with a verb that lacks a subject."""
+    begin = next((i + 1 for i in reversed(range(k - 1)) if tags[i] == "CC" or is_punctuation(lower[i])), 0)
+    first = next((tag for tag in tags[begin:k] if tag not in ("RB", "IN", "WRB", "CC")), "")
+    loose = first in _SUBJECTLESS - {"VB"} and _FINITE.isdisjoint(tags[begin:k])
+    return loose and begin > 0 and (lower[k - 1] == "," or tags[begin - 1] == "CC")
 
 
 def _check_after(clause: Clause) -> str | None:
@@ -250,6 +273,10 @@ def _check_after(clause: Clause) -> str | None:
     return None if goal or moved else _AFTER
 
 
+def _is_saying(word: str) -> bool:
+    return english.base(word) in english.stems(_SAYING)
+
+
 def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
     """Return whether a word begins a subordinate clause, with a subject of its own."""
     return lower[k] in _LINKS and _SUBJECTLESS.isdisjoint(tags[k + 1 : k + 2])
@@ -264,7 +291,7 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
     if k == len(lower) or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
         return None
     if tags[k] in _FINITE | _SUBJECTLESS:
-        said = lower[k] in _REPORTING and tags[k] in _FINITE and not joined
+        said = _is_saying(lower[k]) and tags[k] in _FINITE and not joined
         return None if said else _OTHER_VERB
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
     # "and our children love it"
@@ -287,8 +314,9 @@ def _check_reference(clause: Clause) -> str | None:
     same = any({*phrases[0], *phrases[1]} & person and person & after for person in english.SAME_PERSON)
     if same or (not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)):
         return _PRONOUN
-    rest = (tag for tag in itertools.dropwhile(lambda tag: tag != "CC", tags[last:]) if tag not in ("CC", "RB", ","))
-    if next(rest, "") in _FINITE | {"VB"}:
+    forms = _FINITE | {"VB", tags[clause.verb]}
+    joined = _JOINED.match(" ".join(tags[last:]))
+    if joined and joined[1] in forms:
         return _OTHER_VERB
     for k in range(last, len(lower)):
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
