@@ -104,8 +104,7 @@ def _trimmed(sentence: Sentence, start: int, end: int) -> Span:
 
 def _phrase_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
     """Yield the verbs of English phrase structure with the largest noun phrases beside their group."""
-    tags = sentence.constituents.tags if sentence.constituents is not None else None
-    if sentence.constituents is None or tags is None:
+    if sentence.constituents is None or (tags := sentence.constituents.tags) is None:
         return
     phrases = [(c.start, c.end) for c in sentence.constituents.spans if c.labels[0] == "NP"]
     for verb, tag in enumerate(tags):
@@ -117,12 +116,12 @@ def _phrase_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
             begin -= 1
         while after < len(tags) and (tags[after] == "RP" or sentence.words[after].lower() == "by"):
             after += 1
-        before = max(((end - start, (start, end)) for start, end in phrases if end == begin), default=None)
-        behind = max(((end - start, (start, end)) for start, end in phrases if start == after), default=None)
+        before = min((span for span in phrases if span[1] == begin), default=None)
+        behind = max((span for span in phrases if span[0] == after), default=None)
         if before is None or behind is None:
             yield from () if before is behind else (NO_ARGUMENTS,)
             continue
-        first, last = _trimmed(sentence, *before[1]), _trimmed(sentence, *behind[1])
+        first, last = _trimmed(sentence, *before), _trimmed(sentence, *behind)
         passive = after > verb + 1 and sentence.words[after - 1].lower() == "by"
         yield Candidate(("ARG0", "ARG1"), (last, first) if passive else (first, last), verb)
 

@@ -36,7 +36,7 @@ def stem(word: str) -> str:
     """Return the stem of a word in small letters, the same for all regular forms."""
     from nltk.stem.snowball import EnglishStemmer
 
-    return EnglishStemmer().stem(word)
+    return str(EnglishStemmer().stem(word))
 
 
 @functools.lru_cache(maxsize=32)
@@ -59,11 +59,8 @@ def are_cognate(verb: str, noun: str) -> bool:
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
 INDEFINITE = words("someone somebody something everyone everybody everything")
-PRONOUNS: dict[str, Number] = {
-    **dict.fromkeys(("i", "me"), "1sg"),
-    **dict.fromkeys(("he", "him", "she", "her", "it", *INDEFINITE), "3sg"),
-    **dict.fromkeys(("we", "us", "you", "they", "them"), "plural"),
-}
+PRONOUNS: dict[str, Number] = {"i": "1sg", "me": "1sg", **dict.fromkeys(("we", "us", "you", "they", "them"), "plural"),
+                               **dict.fromkeys(("he", "him", "she", "her", "it", *INDEFINITE), "3sg")}  # fmt: skip
 PERSONAL = PRONOUNS.keys() - INDEFINITE
 THIRD_PERSON = words("he him she her it they them his hers its their theirs")
 SAME_PERSON = (words("i me"), words("we us"), words("you"))
@@ -73,25 +70,18 @@ BOUND = words("neither much only enough such same more less fewer than so too as
 ANY = words("any anyone anybody anything ever yet either")
 NEGATIVE = words("no nobody no-one noone nothing none few little")
 # Before or after a noun phrase, these may belong to it: "almost every nun", "the nun alone", "the nuns all saw Ada".
-BEFORE = words(
-    "almost nearly only even just not merely mostly especially particularly exactly mainly largely partly primarily "
-    "solely either neither both about roughly approximately half quite rather such dare dared"
-)
-AFTER = words(
-    "all both each alone too either together jointly mutually respectively collectively whatsoever else there here "
-    "nearby below above ago apart indoors outdoors upstairs abroad"
-)
+BEFORE = words("""almost nearly only even just not merely mostly especially particularly exactly mainly largely
+    partly primarily solely either neither both about roughly approximately half quite rather such dare dared""")
+AFTER = words("""all both each alone too either together jointly mutually respectively collectively whatsoever else
+    there here nearby below above ago apart indoors outdoors upstairs abroad""")
 DIRECTION = re.compile(r"(?!(?:a|re|co|ste|to)?wards?$)\w+wards?|sideways|\w+wise")  # "backwards", but "rewards"
 BESIDE = (BEFORE | AFTER) - {"not"}  # "the nun alone saw Ada", "the nun only saw Ada"
 DEFINITE = words("the this that these those")
-DETERMINERS = words(
-    "a an the this that these those each every another some all no both many several few my your his her its our their "
-    "one two three four five six seven eight nine ten"
-)
-_AUXILIARIES = {
-    "MD": "can could may might must shall should will would ca wo cannot 'll 'd", "VBP": "am are have do",
-    "VBZ": "is has does", "VBD": "was were had did", "VBG": "being having", "VBN": "been", "VB": "be",
-}  # fmt: skip
+DETERMINERS = words("""a an the this that these those each every another some all no both many several few my your
+    his her its our their one two three four five six seven eight nine ten""")
+_AUXILIARIES = {"MD": "can could may might must shall should will would ca wo cannot 'll 'd", "VBP": "am are have do",
+                "VBZ": "is has does", "VBD": "was were had did", "VBG": "being having",
+                "VBN": "been", "VB": "be"}  # fmt: skip
 AUXILIARIES = {word: tag for tag, listed in _AUXILIARIES.items() for word in words(listed)}
 VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "RB"})
 # The form of these verbs may have any tense.
@@ -100,70 +90,52 @@ COPULAS = words("be become seem remain appear stay constitute represent mark act
 # An indefinite noun after these is a predicate: "felt a fool", "proved a success".
 PREDICATIVE = words("feel prove taste smell emerge")
 # The object of these is an amount, a time, a place, a way, a state or quoted words, and not a patient.
-MEASURING = words(
-    "cost weigh last total measure number average spend go come fall arrive travel sit stand lie kneel live rise "
-    "decline say talk spell think guess wonder mean die look sound read wait pause sleep"
-)
+MEASURING = words("""cost weigh last total measure number average spend go come fall arrive travel sit stand lie
+    kneel live rise decline say talk spell think guess wonder mean die look sound read wait pause sleep""")
 # With any indefinite noun, with a bare one, with a bare singular, they make one predicate: "gave a speech", "shook
 # hands", "laid siege".
 LIGHT = words("make take give pay")
 LIGHTER = LIGHT | words("have get keep lose play shake catch hold run set")
 LIGHTEST = LIGHTER | words("lay draw bear cast lend strike break shed wage declare raise turn return")
 # After their object may stand a predicate: "sees the pictures flicker", "found this news helpful".
-SMALL_CLAUSES = LIGHTER | words(
-    "see hear watch feel notice let help find consider call want leave think believe name elect appoint"
-)
+SMALL_CLAUSES = LIGHTER | words("""see hear watch feel notice let help find consider call want leave think believe
+    name elect appoint""")
 # Levin (1993) 36.2 and 36.3, and verbs that hold, or nearly hold, in both directions
-SYMMETRIC_VERBS = words(
-    "meet encounter marry wed divorce date equal match resemble parallel border adjoin abut neighbor neighbour "
-    "intersect cross overlap fight battle box duel debate wrestle play tie rhyme hug embrace cuddle snuggle kiss "
-    "touch face join rival mirror complement oppose contradict comprise compose enter clear pass reach hit"
-)
+SYMMETRIC_VERBS = words("""meet encounter marry wed divorce date equal match resemble parallel border adjoin abut
+    neighbor neighbour intersect cross overlap fight battle box duel debate wrestle play tie rhyme hug embrace
+    cuddle snuggle kiss touch face join rival mirror complement oppose contradict comprise compose enter clear pass
+    reach hit""")
 TIMES = words("yesterday today tomorrow tonight again once twice now then later soon still")
 # These name a time, a length, a weight or an amount.
-MEASURE = re.compile(
-    r"(?:\w*(?:(?<!th)(?<!li)day|(?<!k)night|week|month|year|time|weekend)|(?:kilo|centi|milli)?met(?:er|re)|(?:kilo)?gram|"
-    r"sec(?:ond)?|min(?:ute)?|hour|hr|moment|instant|spell|while|morning|afternoon|evening|decade|centur(?:y|i)|january|"
-    r"february|march|april|may|june|july|august|september|october|november|december|tomorrow|mile|k?m|[cm]m|[km]g|lb|pace|"
-    r"step|foot|feet|inch|yard|pound|ounce|ton|percent|%|dollar|cent|euro|point|degree|bit|lot|deal|block|lap|way|distance|"
-    r"half|dozen|average|amount|home)(?:e?s)?"
-)
+MEASURE = re.compile(r"""(?x) (?: \w*(?:(?<!th)(?<!li)day|(?<!k)night|week|month|year|time) | (?:kilo)?gram |
+    (?:kilo|centi|milli)?met(?:er|re) | sec(?:ond)?|min(?:ute)?|hour|hr|moment|instant|spell|while|eternity|morning|
+    afternoon|evening|weekend|season|decade|centur(?:y|i)|january|february|march|april|may|june|july|august|september|
+    october|november|december|tomorrow|mile|k?m|[cm]m|[km]g|lb|pace|step|foot|feet|inch|yard|pound|ounce|ton|percent|%|
+    dollar|cent|euro|point|degree|bit|lot|deal|block|lap|way|half|distance|dozen|average|amount|home )(?:e?s)?""")
 # After "by", these say how something is done, and not who does it.
-MEANS = words(
-    "method assay analysis technique mean means use procedure approach way process mail email phone hand force"
-)
+MEANS = words("""method assay analysis technique mean means use procedure approach way process mail email phone hand
+    force""")
 PLURALS = words("teeth men women children people mice geese lice oxen cattle criteria phenomena alumni police")
 # Whether a verb after them is singular or plural is in doubt.
-VAGUE_NUMBER = words(
-    "couple lot number majority bunch rest half dozen variety pair range most all some none group series species "
-    "fish sheep deer aircraft staff crew data media team family committee audience public government news means "
-    "headquarters"
-)
+VAGUE_NUMBER = words("""couple lot number majority bunch rest half dozen variety pair range most all some none group
+    series species fish sheep deer aircraft staff crew data media team family committee audience public government
+    news means headquarters""")
 # Taggers mistake the capital of these at the start of a sentence for that of a name.
-ABSTRACT = re.compile(
-    r"\w{2,}(?:[st]ion|ness|ity|ment|dom|ship|hood|ism|[^r]ance|[^r]ence|ency)|beauty|love|hate|hope|fear|anger|grief|"
-    r"(?:fai|dea|heal|weal|you|tru|streng|wra)th|life|peace|war|justice|nature|power|money|fate|luck|pride|envy|art|music"
-)
+ABSTRACT = re.compile(r"""(?x) \w{2,}(?:[st]ion|ness|ity|ment|dom|ship|hood|ism|[^r][ae]nce|ency) | art|beauty|love|
+    hate|hope|fear|(?:fai|dea|heal|weal|you|tru|streng|wra)th|life|peace|war|justice|nature|power|money|fate|luck|pride|
+    envy|anger|grief""")
 # Nations, religions and parties, as adjectives and as nouns of people
-NATION = re.compile(
-    r"\w*(?:an|i)s?|\w*(?:ese|ish|ch|ic)(?:men)?|(?:arab|dutch|greek|scot|swiss|turk|welsh|jew|muslim|hindu|protestant|"
-    r"democrat|soviet|dane|pole|swede|briton|brit|serb|czech|slovak|kurd|catholic)(?:s|men)?|gyps(?:y|ies)"
-)
+NATION = re.compile(r"""(?x) \w*(?:an|i)s? | \w*(?:ese|ish|ch|ic)(?:men)? | gyps(?:y|ies) | (?:arab|dutch|greek|scot|
+    swiss|turk|welsh|jew|muslim|hindu|protestant|catholic|democrat|soviet|dane|pole|swede|brit(?:on)?|serb|czech|slovak|
+    kurd)(?:s|men)?""")
 _WH = words("who whom whose which what whoever whomever whatever whichever")
-_UPOS_TAGS = {
-    "ADJ": "JJ", "ADP": "IN", "ADV": "RB", "CCONJ": "CC", "DET": "DT", "INTJ": "UH", "NUM": "CD",
-    "PRON": "PRP", "SCONJ": "IN", "PUNCT": ".", "PROPN": "NNP", "NOUN": "NN",
-}  # fmt: skip
+_UPOS_TAGS = {"ADJ": "JJ", "ADP": "IN", "ADV": "RB", "CCONJ": "CC", "DET": "DT", "INTJ": "UH", "NUM": "CD",
+              "PRON": "PRP", "SCONJ": "IN", "PUNCT": ".", "PROPN": "NNP", "NOUN": "NN"}  # fmt: skip
 
 
 def lowered(sentence: Sentence) -> list[str]:
     """Return the words of a sentence in small letters, with plain apostrophes."""
     return [word.lower().replace("’", "'") for word in sentence.words]
-
-
-def has_gold_tags(sentence: Sentence) -> bool:
-    """Return whether the tags of a sentence are those of a treebank."""
-    return tags_of(sentence) is not None and not sentence.automatic
 
 
 def tags_of(sentence: Sentence) -> tuple[str, ...] | None:

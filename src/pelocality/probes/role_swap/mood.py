@@ -8,12 +8,12 @@ from typing import Literal
 from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap.english import words
 
-_NEGATIVE_WORDS = words(
-    "not n't n’t never no nobody no-one noone nothing none nowhere neither nor without hardly scarcely barely rarely "
-    "seldom cannot nt cant wont dont didnt doesnt isnt aint arent couldnt hadnt hasnt havent shouldnt wasnt werent "
-    "wouldnt"
+_NEGATIVE_WORDS = words("""not n't n’t never no nobody no-one noone nothing none nowhere neither nor without hardly
+    scarcely barely rarely seldom cannot nt""")
+# "didn't" as one word, also without its apostrophe
+_NEGATIVE_ENDING = re.compile(
+    r"(?i).*n['’ʼ‘`´]t|(?:ca|wo|ai|do|does|did|is|are|could|had|has|have|should|was|were|would)nt"
 )
-_NEGATIVE_ENDING = re.compile(r".*n['’ʼ‘`´]t", re.IGNORECASE)  # "didn't" as one word
 _QUESTION = re.compile(r"[?？؟⁇⁈⁉‽\u037e]\W*$")  # "?!", ".?", and of a text split at spaces "him?"
 _GREEK_QUESTION = re.compile(r";\W*$")  # what Unicode's normal forms make of the Greek question mark, U+037E
 _CONDITIONALS = words("if unless whether supposing assuming")

@@ -17,16 +17,16 @@ from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
 _NOT_PLAIN = "an argument is not a plain noun phrase"
 _AFTER = "words after the last argument may belong to it"
 _OTHER_VERB = "another verb has the same subject"
-_PRONOUN = "a pronoun may refer to an argument"
 _FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
+_AFTER_HELPER = {"": _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
-_LIGHT = "a light verb with a noun"  # "took place", "gave a speech"
 _DEFINITE = frozenset({"PRP", "PRP$", "NNP"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
 _LINKS = english.words("because if unless although though since while when whenever until till before after once")
 _SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
 _INTRODUCING = _LINKS | english.words("that sure glad as whether so how why where")
 _SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
+_LOOSE = _SUBJECTLESS - {"VB"}
 _INNER_MARKS = frozenset({",", "-", "--", "–", "—"})
 _EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
 _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
@@ -35,10 +35,9 @@ _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  
 _JOINED = re.compile(
     r"(?:(?:(?!CC )\S+ )*|(?:(?!MD|VB[DPZ])\S+ )*)CC (?:(?:CC|RB|,|IN (?:JJS|(?:DT )?NN)) )*(?!CC|RB|,)(\S+)"
 )
-_CODES = {
-    "DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R", "NN": "N",
-    "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H", ",": "K", "IN": "I",
-}  # fmt: skip
+_CODES = {"DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R",
+          "NN": "N", ",": "K", "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H",
+          "IN": "I"}  # fmt: skip
 _ADJECTIVE = "(?:R?J|(?<=[DCJRKA])V)"
 _CORE = rf"D{{0,2}}C?(?:{_ADJECTIVE}(?:K?A?{_ADJECTIVE})*|[NMJ]H[JV]?|[NM]P?)*(?:N|MC?)"
 _OBJECT = rf"{_CORE}(?:O{_CORE})?|{_CORE}(?:K{_CORE})*K?A{_CORE}"
@@ -102,7 +101,7 @@ class Clause:
     @cached_property
     def gold(self) -> bool:
         """Whether the tags are those of a treebank."""
-        return english.has_gold_tags(self.sentence)
+        return not self.sentence.automatic
 
 
 def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
@@ -136,17 +135,15 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     active, indefinite = not clause.passive, phrase[0] not in english.DEFINITE and tags[last[0]] not in _DEFINITE
     bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in english.INDEFINITE
     predicate = bare or (phrase[0] in ("a", "an") and "of" not in phrase)
-    for listed, applies, reason in (
-        (english.COPULAS, True, "the verb is a copula"),
-        (symmetric, True, "the verb may be symmetric"),
-        (english.MEASURING, True, "the verb takes a measure, a place or quoted words"),
-        (english.PREDICATIVE, active and predicate, "the verb is a copula"),
-        (frozenset({"do"}), True, _LIGHT),
-        (english.LIGHT, active and indefinite, _LIGHT),
-        (english.LIGHTER, active and bare, _LIGHT),
-        (english.LIGHTEST, active and bare and tags[last[0]] == "NN", _LIGHT),
-    ):
-        if applies and verbs & english.stems(listed):
+    light = english.LIGHT if indefinite else frozenset()
+    light = (english.LIGHTEST if tags[last[0]] == "NN" else english.LIGHTER) if bare else light
+    for reason, listed in {
+        "the verb is a copula": english.COPULAS | (english.PREDICATIVE if active and predicate else frozenset()),
+        "the verb may be symmetric": symmetric,
+        "the verb takes a measure, a place or quoted words": english.MEASURING,
+        "a light verb with a noun": {"do"} | (light if active else frozenset()),  # "took place", "gave a speech"
+    }.items():
+        if verbs & english.stems(frozenset(listed)):
             return reason
     if word == "seeing" and "date" in symmetric:
         return "the verb may be symmetric"
@@ -166,16 +163,11 @@ def _check_group(clause: Clause) -> str | None:
     barred = english.AFTER if clause.gold else english.BESIDE
     group = [finite] * (finite < clause.first[0])
     group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
-    forms = frozenset() if passive else _FINITE - {"MD"}
-    if group:
-        helper = english.base(lower[group[-1]])
-        of_passive = helper in ("be", "get")
-        active = {"VBN", "VBD"} if helper == "have" else {"VBG"} if of_passive else {"VB"}
-        forms = frozenset(({"VBN"} if of_passive else ()) if passive else active)
-    helpers = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) in ("be", "get") for i in group)
+    auxiliary = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) == "get" for i in group)
+    helper, tag = english.base(lower[group[-1]]) if group else "", tags[clause.verb]
+    fits = (tag == "VBN" and helper in ("be", "get")) if passive else tag in _AFTER_HELPER.get(helper, {"VB"})
     one = tags[finite] in _FINITE and [tags[i] in _FINITE for i in group] == [i == finite for i in group]
-    fits = helpers and one and tags[clause.verb] in forms
-    return None if fits else "the arguments do not stand beside one finite verb"
+    return None if fits and auxiliary and one else "the arguments do not stand beside one finite verb"
 
 
 def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
@@ -216,7 +208,8 @@ def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> b
     # "called her Estella", "turned her back"
     her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else not after.isdisjoint({"RB", "RP"}))
     # "call that freedom", "the boy singing"
-    predicate = (english.base(verb) in english.stems(english.SMALL_CLAUSES) and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
+    small = english.base(verb) in english.stems(english.SMALL_CLAUSES)
+    predicate = (small and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
     return bare or her or predicate or "of" in words  # "accused the nun of theft"
 
 
@@ -226,9 +219,7 @@ def _check_before(clause: Clause) -> str | None:
     if k == 0:
         return None
     pronoun, before, has_clause = subject in _NOMINATIVE, lower[k - 1], not _FINITE.isdisjoint(tags[:k])
-    opening = tags[: min(k, 2) if clause.gold else k]
-    loose = not has_clause and not _SUBJECTLESS.isdisjoint(opening)  # "sitting down, the nun"
-    if loose or before in english.BEFORE:  # "either the nun or Ada"
+    if before in english.BEFORE:  # "either the nun or Ada"
         fits = False
     elif before in _INTRODUCING or _is_saying(before):
         fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
@@ -238,16 +229,12 @@ def _check_before(clause: Clause) -> str | None:
         first = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
         opens = before != "," or has_clause or first in ("IN", "RB", "UH", "CC")
         alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they sold us", "as a cook you saw me"
-        fits = opens and not _has_loose_verb(lower, tags, k) and (alone or is_punctuation(before))
+        begin = next((i + 1 for i in reversed(range(k - 1)) if tags[i] == "CC" or is_punctuation(lower[i])), 0)
+        phrase = [tag for tag in tags[begin:k] if tag not in ("IN", "RB", "WRB", "CC")]
+        loose = _FINITE.isdisjoint(phrase) and not _LOOSE.isdisjoint(phrase[:1] if clause.gold else phrase)
+        loose = loose and before not in (";", ":")  # "and sitting down, the nun"
+        fits = opens and not loose and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
-
-
-def _has_loose_verb(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
-    """Return whether the phrase before a word begins with a verb that lacks a subject."""
-    begin = next((i + 1 for i in reversed(range(k - 1)) if tags[i] == "CC" or is_punctuation(lower[i])), 0)
-    first = next((tag for tag in tags[begin:k] if tag not in ("RB", "IN", "WRB", "CC")), "")
-    loose = first in _SUBJECTLESS - {"VB"} and _FINITE.isdisjoint(tags[begin:k])
-    return loose and begin > 0 and (lower[k - 1] == "," or tags[begin - 1] == "CC")
 
 
 def _check_after(clause: Clause) -> str | None:
@@ -284,10 +271,11 @@ def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
 
 def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool) -> str | None:
     """Check that words after punctuation or a conjunction are another clause, with a subject of its own."""
-    mark, joined = lower[k], False
-    while k < len(lower) and (tags[k] in ("CC", "RB") or is_punctuation(lower[k])):
-        joined = joined or tags[k] == "CC"
-        k += 1
+    mark, begin = lower[k], k
+    k = next(
+        (i for i in range(k, len(lower)) if tags[i] not in ("CC", "RB") and not is_punctuation(lower[i])), len(lower)
+    )
+    joined = "CC" in tags[begin:k]
     if k == len(lower) or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
         return None
     if tags[k] in _FINITE | _SUBJECTLESS:
@@ -303,17 +291,14 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
 def _check_reference(clause: Clause) -> str | None:
     """Look in the clause for words whose meaning depends on an argument: pronouns, reflexives, ellipsis."""
     lower, tags, (_, last) = clause.lower, clause.tags, clause.last
-    ends = (k for k in range(last, len(lower)) if tags[k] in ("CC", "WRB") or is_punctuation(lower[k]))
-    end = next(ends, len(lower))
+    end = next((k for k in range(last, len(lower)) if tags[k] in ("CC", "WRB") or is_punctuation(lower[k])), None)
     phrases, after = [lower[slice(*span)] for span in (clause.first, clause.last)], {*lower[last:end]}
-    personal = [{*phrase} <= english.PERSONAL for phrase in phrases]
-    spoken = [alone and phrase[0] not in english.THIRD_PERSON for alone, phrase in zip(personal, phrases, strict=True)]
-    for phrase, other_is_spoken in zip(phrases, spoken[::-1], strict=True):
-        if len(phrase) > 1 and not english.THIRD_PERSON.isdisjoint(phrase) and not other_is_spoken:
-            return _PRONOUN
+    spoken = [{*phrase} <= english.PERSONAL - english.THIRD_PERSON for phrase in phrases]
+    third = [len(phrase) > 1 and not english.THIRD_PERSON.isdisjoint(phrase) for phrase in phrases]
     same = any({*phrases[0], *phrases[1]} & person and person & after for person in english.SAME_PERSON)
-    if same or (not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)):
-        return _PRONOUN
+    later = not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)
+    if same or later or (third[0] and not spoken[1]) or (third[1] and not spoken[0]):
+        return "a pronoun may refer to an argument"
     forms = _FINITE | {"VB", tags[clause.verb]}
     joined = _JOINED.match(" ".join(tags[last:]))
     if joined and joined[1] in forms:
