@@ -192,7 +192,7 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     timed = not {"last", "next"}.isdisjoint(words)  # "changed my hat last term"
     if timed or words[head][0].isdigit() or english.MEASURE.fullmatch(words[head]):
         return "an argument is a measure"
-    bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
+    bare = within[head] == "NN" and {*within} <= {"NN", "JJ"} and words[0] not in english.INDEFINITE
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
         return "the phrase with by may tell a means"  # "moved by force", "found by the same method"
     return _NOT_PLAIN if is_last and not clause.gold and _may_be_more(clause, words, within) else None
@@ -219,7 +219,7 @@ def _check_before(clause: Clause) -> str | None:
     if k == 0:
         return None
     pronoun, before, has_clause = subject in _NOMINATIVE, lower[k - 1], not _FINITE.isdisjoint(tags[:k])
-    if before in english.BEFORE:  # "either the nun or Ada"
+    if before in english.BEFORE or lower[k - 2 : k] == lower[k : k + 2]:  # "either the nun or Ada", "we saw we saw Ada"
         fits = False
     elif before in _INTRODUCING or _is_saying(before):
         fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
