@@ -24,9 +24,8 @@ LabelPolicy = str | Callable[[str], str | None]
 _LABELS = ("contradiction", "neutral", "not entailment")
 _POLICIES = f"{', '.join(map(repr, _LABELS))} or a function from the old label to the new"
 LANGUAGES = ("en",)  # roles told by word order, and swaps read one by one: docs/probes.md has the error rates
-_FEATURES = datasets.Features(
-    {**features_of(sentences=False), "negated": datasets.Value("bool"), "mood": datasets.Value("string")}
-)
+_ABOUT = {"negated": datasets.Value("bool"), "mood": datasets.Value("string")}
+_FEATURES = datasets.Features(features_of(sentences=False) | _ABOUT)
 
 
 def semantic_role_swap(

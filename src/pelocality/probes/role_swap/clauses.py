@@ -52,9 +52,9 @@ def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) ->
         raise TypeError(f"source must return a list of {{role: (start, end)}} mappings, returned {spans!r} in it")
     if not set(roles) <= set(spans):
         return NO_ARGUMENTS
+    n = len(sentence.words)
     for role in (*roles, *({"V"} & set(spans))):
         start, end = spans[role]
-        n = len(sentence.words)
         if not 0 <= start < end <= n:
             raise ValueError(f"source must return spans within the {n} words, returned {role} = [{start}, {end})")
     first, second = ((spans[role][0], spans[role][1]) for role in roles)
@@ -159,13 +159,6 @@ def _subtree(sentence: Sentence, layer: Dependencies, head: int) -> Span | None:
     if layer.relations[head] == "agent":  # spaCy: the preposition is the head of its noun
         nouns = [k for k in layer.children[head] if layer.relations[k] == "pobj"]
         return _subtree(sentence, layer, nouns[0]) if len(nouns) == 1 else None
-    inside = layer.subtree(head)
-    start, end = min(inside), max(inside) + 1
-    if len(inside) != end - start:
-        return None
-    for dependent in layer.children[head]:
-        if layer.relations[dependent].split(":")[0] == "case":
-            adposition = layer.subtree(dependent)
-            start = max(adposition) + 1 if min(adposition) == start else start
-            end = min(adposition) if max(adposition) + 1 == end else end
-    return _trimmed(sentence, start, end) if start < end else None
+    inside, cases = layer.subtree(head), (k for k in layer.children[head] if layer.relations[k].split(":")[0] == "case")
+    rest = inside.difference(*map(layer.subtree, cases))
+    return _trimmed(sentence, min(rest), max(rest) + 1) if max(inside) - min(inside) + 1 == len(inside) else None

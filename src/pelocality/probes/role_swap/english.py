@@ -16,18 +16,17 @@ def words(text: str) -> frozenset[str]:
 
 
 _VOICELESS = str.maketrans("vzc", "fss")  # live and life, choose and choice
-# An irregular verb stands before its other forms.
-_VERBS = """
-    be am is are was were been, bear bore borne, become became, begin began begun, bite bit bitten, blow blew blown,
-    break broke broken, bring brought, build built, buy bought, catch caught, choose chose chosen, come came, deal
-    dealt, do does did done, draw drew drawn, drink drank drunk, drive drove driven, eat ate eaten, fall fell
-    fallen, feed fed, feel felt, fight fought, find found, forget forgot forgotten, forgive forgave forgiven, freeze
-    froze frozen, get got gotten, give gave given, go went gone, have has had, hear heard, hide hid hidden, hold
-    held, keep kept, know knew known, lay laid, lead led, leave left, lend lent, lie lay lain, lose lost, make made,
-    mean meant, meet met, pay paid, ride rode ridden, rise rose risen, run ran, say said, see saw seen, sell sold,
-    send sent, shake shook shaken, shoot shot, sing sang sung, sit sat, speak spoke spoken, spend spent, stand
-    stood, steal stole stolen, strike struck, take took taken, teach taught, tell told, think thought, throw threw
-    thrown, understand understood, wake woke woken, wear wore worn, win won, write wrote written"""
+# An irregular verb stands before its other forms; "is seeing the judge" means dating.
+_VERBS = """be am is are was were been, bear bore borne, become became, begin began begun, bite bit bitten, blow blew
+    blown, break broke broken, bring brought, build built, buy bought, catch caught, choose chose chosen, come came,
+    date seeing, deal dealt, do does did done, draw drew drawn, drink drank drunk, drive drove driven, eat ate eaten,
+    fall fell fallen, feed fed, feel felt, fight fought, find found, forget forgot forgotten, forgive forgave
+    forgiven, freeze froze frozen, get got gotten, give gave given, go went gone, have has had, hear heard, hide hid
+    hidden, hold held, keep kept, know knew known, lay laid, lead led, leave left, lend lent, lie lay lain, lose lost,
+    make made, mean meant, meet met, pay paid, ride rode ridden, rise rose risen, run ran, say said, see saw seen,
+    sell sold, send sent, shake shook shaken, shoot shot, sing sang sung, sit sat, speak spoke spoken, spend spent,
+    stand stood, steal stole stolen, strike struck, take took taken, teach taught, tell told, think thought, throw
+    threw thrown, understand understood, wake woke woken, wear wore worn, win won, write wrote written"""
 IRREGULAR = {form: base for base, *forms in map(str.split, _VERBS.split(",")) for form in forms}
 
 
@@ -64,7 +63,8 @@ PRONOUNS: dict[str, Number] = {"i": "1sg", "me": "1sg", **dict.fromkeys(("we", "
 PERSONAL = PRONOUNS.keys() - INDEFINITE
 THIRD_PERSON = words("he him she her it they them his hers its their theirs")
 SAME_PERSON = (words("i me"), words("we us"), words("you"))
-REFLEXIVES = words("myself yourself himself herself itself oneself ourselves yourselves themselves themself own")
+# Reflexives and reciprocals, in words with a space between
+MUTUAL = re.compile(r"(?<!\S)(?:(?:my|your|him|her|it|one|our|them)sel(?:f|ves)|own|each other|one another)(?!\S)")
 # These are words of degree, whose second part may stand elsewhere, and words that a negation licenses.
 BOUND = words("neither much only enough such same more less fewer than so too as least others another thee thou ye")
 ANY = words("any anyone anybody anything ever yet either")

@@ -113,8 +113,7 @@ def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[st
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
     if not all(map(_WORD.fullmatch, clause.lower)):
         return "a symbol, or a word that is cut, stands in the sentence"  # "saw them *", "the river <unk>", "480±5 mg"
-    text = " ".join(clause.lower)
-    if not english.REFLEXIVES.isdisjoint(clause.lower) or "each other" in text or "one another" in text:
+    if english.MUTUAL.search(" ".join(clause.lower)):
         return "a reflexive or reciprocal in the sentence"
     return (
         _check_verb(clause, candidate.lemma, symmetric)
@@ -145,8 +144,6 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     }.items():
         if verbs & english.stems(frozenset(listed)):
             return reason
-    if word == "seeing" and "date" in symmetric:
-        return "the verb may be symmetric"
     if active and english.are_cognate(word, head) and (indefinite or verbs & {english.base(head)}):
         return "the object repeats the verb"
     marked = clause.gold and any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last))
