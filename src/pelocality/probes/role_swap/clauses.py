@@ -40,10 +40,8 @@ def find_candidates(
     else:
         layer = None if source == "constituents" else sentence.dependencies
         clauses = list(_phrase_clauses(sentence) if layer is None else _dependency_clauses(sentence, layer))
-        if source == "frames":
-            yield from (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
-        else:
-            yield from clauses
+        frames = (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
+        yield from frames if source == "frames" else clauses
 
 
 def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) -> Candidate | Skipped:

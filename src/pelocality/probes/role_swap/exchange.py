@@ -118,10 +118,8 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
     gold, alone = not sentence.automatic, end - start == 1
     if tag.startswith("NNP"):
         # Taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays".
-        if alone and english.ABSTRACT.fullmatch(word.lower()):
-            return _CAPITAL
-        single = alone and tag == "NNP" and not word.endswith("s")
-        return text if gold or single or others[:1] == ["NNP"] else _CAPITAL
+        name = gold or others[:1] == ["NNP"] or (alone and tag == "NNP" and not word.endswith("s"))
+        return text if name and not (alone and english.ABSTRACT.fullmatch(word.lower())) else _CAPITAL
     single = alone or others[0] == "POS"
     plural = word.endswith("s") or word.lower() in english.PLURALS
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural

@@ -7,8 +7,8 @@ from typing import Literal
 from pelocality.corpora import Sentence
 
 # "didn't" may be one word, also without its apostrophe.
-_NEGATIVE = re.compile(r"""(?xi) not|never|no|nobody|no-?one|nothing|none|nowhere|neither|nor|without|hardly|scarcely|
-    barely|rarely|seldom|cannot|.*n['’ʼ‘`´]t | (?:ca|wo|ai|do|does|did|is|are|could|had|has|have|should|was|were|would)?nt""")
+_NEGATIVE = re.compile(r"""(?xi) not|never|no|nobody|no-?one|nothing|none|nowhere|neither|nor|without|hardly|barely|
+    scarcely|rarely|seldom|cannot|.*n['’ʼ‘`´]t|(?:ca|wo|ai|do|does|did|is|are|ha[ds]|have|was|were|(?:c|w|sh)ould)?nt""")
 _QUESTION = re.compile(r"[?？؟⁇⁈⁉‽\u037e]\W*$")  # "?!", ".?", and of a text split at spaces "him?"
 _GREEK_QUESTION = re.compile(r";\W*$")  # what Unicode's normal forms make of the Greek question mark, U+037E
 # In words with a space between: "he left, if ...", "Had the nun seen him, ..."

@@ -26,7 +26,6 @@ _LINKS = english.words("because if unless although though since while when whene
 _SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
 _INTRODUCING = _LINKS | english.words("that sure glad as whether so how why where")
 _SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
-_LOOSE = _SUBJECTLESS - {"VB"}
 _INNER_MARKS = frozenset({",", "-", "--", "–", "—"})
 _EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
 _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
@@ -79,8 +78,9 @@ class Clause:
     def passive(self) -> bool:
         """Whether the last argument is an agent: *by* stands before it, beside the verb or its particle."""
         particle = self.lower[self.verb + 1 : self.last[0] - 1]
-        by = self.lower[self.last[0] - 1] == "by"
-        return by and (not particle or particle[0] in ("up", "down", "out", "off", "over"))
+        return self.lower[self.last[0] - 1] == "by" and (
+            not particle or particle[0] in ("up", "down", "out", "off", "over")
+        )
 
     @cached_property
     def finite(self) -> int:
@@ -147,9 +147,8 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     if active and english.are_cognate(word, head) and (indefinite or verbs & {english.base(head)}):
         return "the object repeats the verb"
     marked = clause.gold and any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last))
-    if "have" in verbs and not marked:
-        return "the subject may stand after the verb"  # "a hat has Ada" reads as an inversion
-    return None
+    # "a hat has Ada" reads as an inversion
+    return "the subject may stand after the verb" if "have" in verbs and not marked else None
 
 
 def _check_group(clause: Clause) -> str | None:
@@ -176,18 +175,18 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
-    listed = "," in words and not clause.gold  # a parser may miss where a list or an apposition ends
     adverb = words[-1] in english.AFTER or (within[-1] != "NNP" and english.DIRECTION.fullmatch(words[-1]))
     plain = is_plain(words, within, before_verb=not is_last) and not adverb
-    if not plain or repeated or dotted or listed or words[0] == "it":
+    # A parser may miss where a list or an apposition ends.
+    if not plain or repeated or dotted or words[0] == "it" or ("," in words and not clause.gold):
         return _NOT_PLAIN
     few = not english.NEGATIVE.isdisjoint(words)
     free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
     if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
-    timed = not {"last", "next"}.isdisjoint(words)  # "changed my hat last term"
-    if timed or words[head][0].isdigit() or english.MEASURE.fullmatch(words[head]):
+    # "changed my hat last term"
+    if {"last", "next"} & {*words} or words[head][0].isdigit() or english.MEASURE.fullmatch(words[head]):
         return "an argument is a measure"
     bare = within[head] == "NN" and {*within} <= {"NN", "JJ"} and words[0] not in english.INDEFINITE
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
@@ -228,7 +227,9 @@ def _check_before(clause: Clause) -> str | None:
         alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they sold us", "as a cook you saw me"
         begin = next((i + 1 for i in reversed(range(k - 1)) if tags[i] == "CC" or is_punctuation(lower[i])), 0)
         phrase = [tag for tag in tags[begin:k] if tag not in ("IN", "RB", "WRB", "CC")]
-        loose = _FINITE.isdisjoint(phrase) and not _LOOSE.isdisjoint(phrase[:1] if clause.gold else phrase)
+        loose = _FINITE.isdisjoint(phrase) and not {"TO", "VBG", "VBN"}.isdisjoint(
+            phrase[:1] if clause.gold else phrase
+        )
         loose = loose and before not in (";", ":")  # "and sitting down, the nun"
         fits = opens and not loose and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
