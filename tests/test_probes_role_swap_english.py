@@ -265,6 +265,7 @@ SKIPPED = {
         (DT The) (NNS cells) | (VBD were) (VP (VBN lysed) (PP (IN by) (NP (NN sonication))))
         (DT The) (NNS cells) | (VBD were) (VP (VBN lysed) (PP (IN by) (NP (DT the) (NN method))))
         NUN | (VBD was) (VP (VBN moved) (PP (IN by) (NP (NN force))))
+        NUN | (VBD was) (VP (VBN moved) (PP (IN by) (NP (JJ royal) (NN decree))))
     """,
     "words before the first argument may belong to it": """
         (S (NP NUN) (CC and) (NP (DT the) (NN judge)) (VP (VBD saw) (NP (NNP Ada))) (. .))
@@ -277,6 +278,7 @@ SKIPPED = {
         (S (S (VP (VBG Sitting) (PRT (RP down)))) (, ,) (NP (DT the) (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))
         (S (NP (DT A) (NN nun)) (ADJP (JJ next) (PP (TO to) (NP (NNP Ada)))) (VP (VBD saw) (NP (DT a) (NN hat))) (. .))
         (S (PP (IN With) (NP (DT a) (NN hat))) (NP (DT a) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl))))
+        (S (S (NP (PRP I)) (VP (VBD saw))) (S (NP (PRP I)) (VP (VBD saw) (NP (NNP Ada)))) (. .))
         (S (S (NP (PRP He)) (VP (VBD left))) (CC and) (S (S (VP (VBG sitting) (PRT (RP down)))) (, ,) (NP NUN) (VP (VBD
             saw) (NP (NNP Ada)))) (. .))
         (S (S (NP (PRP He)) (VP (VBD left))) (, ,) (CC and) (S (S (VP (VBN tired))) (, ,) (NP NUN) (VP (VBD saw) (NP
@@ -291,6 +293,8 @@ SKIPPED = {
         (S (S (NP NUN) (VP (VBZ is) (VP (VBG milking) (NP (NNP Ada))))) (, ,) (SQ (VBZ is) (NP (PRP she))) (. ?))
         (S (S (NP (NNP Ada)) (VP (VBD chose) (NP (PRP me)))) (, ,) (SQ (VBD did) (RB n’t) (NP (PRP she))) (. ?))
         NUN | (VBD saw) (NP (NNP Ada)) (, ,) (S (VP (VBG hoping) (S (VP (TO to) (VP (VB win))))))
+        NUN | (VBD sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn))) (, ,) (VBG laughing)
+        NUN | (VBD sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn))) (, ,) (ADVP (RB then)) (VBD left)
         NUN | (MD might) (VP (VB send) (NP (PRP me)) (PP (TO to) (NP (NNP Bonn))) (, ,) (CC or) (ADVP (IN at)
             (JJS least)) (VP (VB hide) (NP (DT the) (NN hat))))
         NUN | (VBZ has) (VP (VBN sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn))) (CC and) (VP (VBN paid) (NP
@@ -419,6 +423,9 @@ SWAPPED = {
     "He began crying, and Ada saw the nun.":
         "(S (S (NP (PRP He)) (VP (VBD began) (VP (VBG crying)))) (, ,) (CC and) (S (NP (DT the) (NN nun)) (VP (VBD saw)"
         " (NP (NNP Ada)))) (. .))",
+    "Knowing that Ada saw him, I left.":
+        "(S (S (VP (VBG Knowing) (SBAR (IN that) (S (NP (PRP he)) (VP (VBD saw) (NP (NNP Ada))))))) (, ,) (NP (PRP I))"
+        " (VP (VBD left)) (. .))",
     "Ada sent him to Bonn and Rome.":
         "(PRP He) | (VBD sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn) (CC and) (NNP Rome)))",
 }  # fmt: skip

@@ -34,6 +34,8 @@ _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  
 _JOINED = re.compile(
     r"(?:(?:(?!CC )\S+ )*|(?:(?!MD|VB[DPZ])\S+ )*)CC (?:(?:CC|RB|,|IN (?:JJS|(?:DT )?NN)) )*(?!CC|RB|,)(\S+)"
 )
+# Verbs that share the subject after a comma: "..., hoping to win", "..., then left"
+_TRAILING = re.compile(r"(?:(?!MD|VB[DPZ])\S+ )*, (?:RB VBD|VBG)(?!\S)")
 _CODES = {"DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R",
           "NN": "N", ",": "K", "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H",
           "IN": "I"}  # fmt: skip
@@ -134,8 +136,8 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     active, indefinite = not clause.passive, phrase[0] not in english.DEFINITE and tags[last[0]] not in _DEFINITE
     bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in english.INDEFINITE
     predicate = bare or (phrase[0] in ("a", "an") and "of" not in phrase)
-    light = english.LIGHT if indefinite else frozenset()
-    light = (english.LIGHTEST if tags[last[0]] == "NN" else english.LIGHTER) if bare else light
+    light = english.LIGHTER if bare else english.LIGHT if indefinite else frozenset()
+    light = english.LIGHTEST if bare and tags[last[0]] == "NN" else light
     for reason, listed in {
         "the verb is a copula": english.COPULAS | (english.PREDICATIVE if active and predicate else frozenset()),
         "the verb may be symmetric": symmetric,
@@ -298,8 +300,9 @@ def _check_reference(clause: Clause) -> str | None:
     if same or later or (third[0] and not spoken[1]) or (third[1] and not spoken[0]):
         return "a pronoun may refer to an argument"
     forms = _FINITE | {"VB", tags[clause.verb]}
-    joined = _JOINED.match(" ".join(tags[last:]))
-    if joined and joined[1] in forms:
+    rest = " ".join(tags[last:])
+    joined = _JOINED.match(rest)
+    if (joined and joined[1] in forms) or _TRAILING.match(rest):
         return _OTHER_VERB
     for k in range(last, len(lower)):
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
