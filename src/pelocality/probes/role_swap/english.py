@@ -150,7 +150,7 @@ def tags_of(sentence: Sentence) -> tuple[str, ...] | None:
     verbs = [i for i, upos in enumerate(layer.upos) if upos in ("VERB", "AUX")]
     without_form = [i for i in verbs if "VerbForm" not in features[i]]
     if without_form and layer.xpos is not None and not VERB_GROUP.isdisjoint(layer.xpos[i] for i in verbs):
-        return layer.xpos
+        return tuple(tag.replace("JJR", "JJ") for tag in layer.xpos)  # as comparatives are tagged below
     return None if verbs and without_form == verbs else tuple(map(_tag, lowered(sentence), layer.upos, features))
 
 
