@@ -132,10 +132,7 @@ def _dependency_clauses(sentence: Sentence, layer: Dependencies) -> Iterator[Can
         if len(subjects) != 1 or "cop" in names.values() or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
             continue
         passive = names[subjects[0]] != "nsubj"
-        if passive:
-            others = [child for child in below if _is_agent(sentence, layer, child)]
-        else:
-            others = [child for child, name in names.items() if name in ("obj", "dobj")]
+        others = [k for k in below if (_is_agent(sentence, layer, k) if passive else names[k] in ("obj", "dobj"))]
         spans = [_subtree(sentence, layer, child) for child in (subjects + others if len(others) == 1 else ())]
         if len(spans) != 2 or spans[0] is None or spans[1] is None or {"iobj", "dative"} & {*names.values()}:
             yield NO_ARGUMENTS

@@ -120,11 +120,11 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         # Taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays".
         name = gold or others[:1] == ["NNP"] or (alone and tag == "NNP" and not word.endswith("s"))
         return text if name and not (alone and english.ABSTRACT.fullmatch(word.lower())) else _CAPITAL
-    single = alone or others[0] == "POS"
     plural = word.endswith("s") or word.lower() in english.PLURALS
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural
-    sure = common and "-" not in word and not english.NATION.fullmatch(word.lower())
-    return without if sure and (gold or not single or tag != "NN") else _CAPITAL  # "Stone saw him"
+    named = tag == "NN" and not gold and (alone or others[0] == "POS")  # "Stone saw him"
+    doubt = not common or named or "-" in word or english.NATION.fullmatch(word.lower())
+    return _CAPITAL if doubt else without
 
 
 def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement] | Skipped:
@@ -174,9 +174,8 @@ def inflect(finite: str, tag: str, number: Number) -> str | None:
         form = next((form for form in forms if number != "3sg" or form.endswith("s")), "")  # "needs", not "need"
     else:
         return None
-    if len(finite) > 1 and finite.isupper():
-        return form.upper()
-    return form.capitalize() if finite[0].isupper() else form or None
+    case = str.upper if len(finite) > 1 and finite.isupper() else str.capitalize if finite[0].isupper() else str
+    return case(form) or None
 
 
 def number_of(words: Sequence[str], tags: Sequence[str]) -> Number | None:

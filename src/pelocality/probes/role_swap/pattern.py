@@ -232,8 +232,8 @@ def _check_before(clause: Clause) -> str | None:
         loose = _FINITE.isdisjoint(phrase) and not {"TO", "VBG", "VBN"}.isdisjoint(
             phrase[:1] if clause.gold else phrase
         )
-        loose = loose and before not in (";", ":")  # "and sitting down, the nun"
-        fits = opens and not loose and (alone or is_punctuation(before))
+        # "and sitting down, the nun"
+        fits = opens and (before in (";", ":") or not loose) and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
 
 
@@ -271,12 +271,10 @@ def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
 
 def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool) -> str | None:
     """Check that words after punctuation or a conjunction are another clause, with a subject of its own."""
-    mark, begin = lower[k], k
-    k = next(
-        (i for i in range(k, len(lower)) if tags[i] not in ("CC", "RB") and not is_punctuation(lower[i])), len(lower)
-    )
+    mark, begin, n = lower[k], k, len(lower)
+    k = next((i for i in range(k, n) if tags[i] not in ("CC", "RB") and not is_punctuation(lower[i])), n)
     joined = "CC" in tags[begin:k]
-    if k == len(lower) or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
+    if k == n or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
         return None
     if tags[k] in _FINITE | _SUBJECTLESS:
         said = _is_saying(lower[k]) and tags[k] in _FINITE and not joined
@@ -299,10 +297,9 @@ def _check_reference(clause: Clause) -> str | None:
     later = not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)
     if same or later or (third[0] and not spoken[1]) or (third[1] and not spoken[0]):
         return "a pronoun may refer to an argument"
-    forms = _FINITE | {"VB", tags[clause.verb]}
     rest = " ".join(tags[last:])
     joined = _JOINED.match(rest)
-    if (joined and joined[1] in forms) or _TRAILING.match(rest):
+    if (joined and joined[1] in _FINITE | {"VB", tags[clause.verb]}) or _TRAILING.match(rest):
         return _OTHER_VERB
     for k in range(last, len(lower)):
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
