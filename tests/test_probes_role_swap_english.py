@@ -22,6 +22,19 @@ SKIPPED = {
         (DT The) (NN sum) | (VBZ marks) (NP (DT a) (NN decline))
         NUN | (VBD stayed) (NP (DT a) (NN judge))
         NUN | (VBZ represents) (NP (DT the) (NN judge))
+        NUN | (VBD felt) (NP (DT a) (NN fool))
+        (DT The) (NN cook) | (VBD proved) (NP (DT a) (JJ good) (NN judge))
+        NUN | (VBD acted) (NP (DT the) (NN fool))
+        (DT The) (NN soup) | (VBZ tastes) (NP (NN heaven))
+    """,
+    "the object repeats the verb": """
+        (DT The) (NN choir) | (VBD sang) (NP (DT a) (JJ sad) (NN song))
+        NUN | (VBD dreamed) (NP (DT the) (NN dream))
+        (PRP I) | (VBD told) (NP (DT a) (NN tale))
+        NUN | (VBD smiled) (NP (DT a) (JJ sad) (NN smile))
+        NUN | (VBD breathed) (NP (DT a) (JJ deep) (NN breath))
+        NUN | (VBD believed) (NP (DT a) (NN belief))
+        NUN | (VBD saw) (NP (DT a) (NN sight))
     """,
     "the verb may be symmetric": """
         NUN | (VBD met) (NP (DT a) (NN judge))
@@ -55,6 +68,9 @@ SKIPPED = {
         NUN | (VBD shook) (NP (NNS hands))
         NUN | (VBD did) (NP (DT the) (NN job))
         (S (NP (DT A) (NN nun)) (VP (VBD gave) (NP (NNS boards) (NN help))))
+        NUN | (VBD laid) (NP (NN siege)) (PP (TO to) (NP (DT the) (NN town)))
+        NUN | (VBD turned) (NP (NN traitor))
+        NUN | (VBD bore) (NP (NN witness))
     """,
     "an argument is a measure": """
         NUN | (VBD walked) (NP (DT a) (NN mile))
@@ -66,6 +82,10 @@ SKIPPED = {
         NUN | (VBD walked) (NP (CD three) (NNS kilometres))
         NUN | (VBZ watches) (NP (NP (DT a) (NN ton)) (PP (IN of) (NP (NN series))))
         (PRP I) | (VBD changed) (NP (PRP$ my) (NN hat) (JJ last) (NN term))
+        NUN | (VBD rested) (NP (DT a) (NN moment))
+        NUN | (VBD rested) (NP (DT an) (NN instant))
+        NUN | (VBD rested) (NP (DT a) (NN spell))
+        NUN | (VBD rested) (NP (DT a) (NN fortnight))
     """,
     "the arguments do not stand beside one finite verb": """
         NUN | (VBD never) (VBD saw) (NP (DT any) (NN judge))
@@ -120,6 +140,8 @@ SKIPPED = {
         (PRP I) | (VBD saw) (NP (CD three) (NNS nuns) (RB there))
         NUN | (VBD set) (NP (DT a) (NN record) ($ $) (CD 70))
         NUN | (VBD saw) (NP (NN football) (NNS indoors))
+        NUN | (VBD walked) (NP (NNS backwards))
+        NUN | (VBD walked) (NP (NN skyward))
         NUN | (VBD saw) (NP (CC and) (DT the) (NN hat))
         NUN | (VBD saw) (NP (NP (DT the) (NN film)) (NP (`` ') (NNP Cleo) ('' ')))
         NUN | (VBD saw) (NP (DT the) (UH uh) (NN hat))
@@ -209,12 +231,16 @@ SKIPPED = {
         (JJ Swiss) (NN cheese) | (VBD saw) (NP (DT the) (NNS nuns))
         (JJ Hindu) (NNS nuns) | (VBD saw) (NP (DT the) (NNS nuns))
         (JJ Protestant) (NNS nuns) | (VBD saw) (NP (DT the) (NNS nuns))
+        (NNP Freedom) | (VBD scared) (NP (NNP Ada))
+        (NNP Love) | (VBD scared) (NP (NNP Ada))
     """,
     "the verb takes a measure, a place or quoted words": """
         NUN | (VBD said) (NP (DT a) (NN word))
         (NN Revenue) | (VBD declined) (NP (CD 8) (NN %))
         NUN | (VBZ is) (VP (VBG thinking) (NP (CD four) (NNS hats)))
         NUN | (VBD fell) (NP (NN victim))
+        NUN | (VBD died) (NP (DT a) (NN death))
+        NUN | (VBD waited) (NP (DT an) (NN age))
     """,
     "an argument cuts a surface token": """
         (S (NP (NNP Ada)) (VP (VBZ 's) (VP (VBG hiding) (NP (DT a) (NN hat)))))
@@ -222,7 +248,7 @@ SKIPPED = {
     "the arguments are not subject and object, or subject and agent, of one clause": """
         (S (NP (PRP I)) (VP (VBD picked) (PRT (RP up)) (NP (DT the) (NN hat))))
         (PRP We) | (VBD pulled) (PRT (RP off)) (NP (DT an) (NN operation))
-        (S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN slide))))
+        (S (NP (DT A) (NN nun)) (VP (VBD slid) (PRT (RP down)) (NP (DT a) (NN hill))))
     """,
     "the verb would not agree with its new subject": """
         (S (NP (DT A) (NN nun)) (VP (VBZ sees) (NP (DT the) (NNS hats))))
@@ -239,6 +265,7 @@ SKIPPED = {
         (DT The) (NNS cells) | (VBD were) (VP (VBN lysed) (PP (IN by) (NP (NN sonication))))
         (DT The) (NNS cells) | (VBD were) (VP (VBN lysed) (PP (IN by) (NP (DT the) (NN method))))
         NUN | (VBD was) (VP (VBN moved) (PP (IN by) (NP (NN force))))
+        NUN | (VBD was) (VP (VBN moved) (PP (IN by) (NP (JJ royal) (NN decree))))
     """,
     "words before the first argument may belong to it": """
         (S (NP NUN) (CC and) (NP (DT the) (NN judge)) (VP (VBD saw) (NP (NNP Ada))) (. .))
@@ -251,6 +278,11 @@ SKIPPED = {
         (S (S (VP (VBG Sitting) (PRT (RP down)))) (, ,) (NP (DT the) (NN nun)) (VP (VBD saw) (NP (NNP Ada))) (. .))
         (S (NP (DT A) (NN nun)) (ADJP (JJ next) (PP (TO to) (NP (NNP Ada)))) (VP (VBD saw) (NP (DT a) (NN hat))) (. .))
         (S (PP (IN With) (NP (DT a) (NN hat))) (NP (DT a) (NN nun)) (VP (VBD saw) (NP (DT a) (NN girl))))
+        (S (S (NP (PRP I)) (VP (VBD saw))) (S (NP (PRP I)) (VP (VBD saw) (NP (NNP Ada)))) (. .))
+        (S (S (NP (PRP He)) (VP (VBD left))) (CC and) (S (S (VP (VBG sitting) (PRT (RP down)))) (, ,) (NP NUN) (VP (VBD
+            saw) (NP (NNP Ada)))) (. .))
+        (S (S (NP (PRP He)) (VP (VBD left))) (, ,) (CC and) (S (S (VP (VBN tired))) (, ,) (NP NUN) (VP (VBD saw) (NP
+            (NNP Ada)))) (. .))
     """,
     "the sentence is a heading": """
         (S (NP (DT The) (NNP Dog)) (VP (VBD Bit) (NP (DT a) (NNP Man))))
@@ -261,6 +293,12 @@ SKIPPED = {
         (S (S (NP NUN) (VP (VBZ is) (VP (VBG milking) (NP (NNP Ada))))) (, ,) (SQ (VBZ is) (NP (PRP she))) (. ?))
         (S (S (NP (NNP Ada)) (VP (VBD chose) (NP (PRP me)))) (, ,) (SQ (VBD did) (RB n’t) (NP (PRP she))) (. ?))
         NUN | (VBD saw) (NP (NNP Ada)) (, ,) (S (VP (VBG hoping) (S (VP (TO to) (VP (VB win))))))
+        NUN | (VBD sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn))) (, ,) (VBG laughing)
+        NUN | (VBD sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn))) (, ,) (ADVP (RB then)) (VBD left)
+        NUN | (MD might) (VP (VB send) (NP (PRP me)) (PP (TO to) (NP (NNP Bonn))) (, ,) (CC or) (ADVP (IN at)
+            (JJS least)) (VP (VB hide) (NP (DT the) (NN hat))))
+        NUN | (VBZ has) (VP (VBN sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn))) (CC and) (VP (VBN paid) (NP
+            (NNS cooks))))
     """,
     "the subject may stand after the verb": """
         NUN | (VBZ has) (NP (DT a) (NN hat))
@@ -372,6 +410,24 @@ SWAPPED = {
     "The nuns saw critics.": "(NNS Critics) | (VBD saw) (NP (DT the) (NNS nuns))",
     "The nuns saw firemen.": "(NNS Firemen) | (VBD saw) (NP (DT the) (NNS nuns))",
     "The nuns saw food.": "(NN Food) | (VBD saw) (NP (DT the) (NNS nuns))",
+    "The rain felt the nun.": "NUN | (VBD felt) (NP (DT the) (NN rain))",
+    "The songs sang the choir.": "(DT The) (NN choir) | (VBD sang) (NP (DT the) (NNS songs))",
+    "The choir was sung by the songs.":
+        "(DT The) (NNS songs) | (VBD were) (VP (VBN sung) (PP (IN by) (NP (DT the) (NN choir))))",
+    "A painter painted the nun.": "NUN | (VBD painted) (NP (DT a) (NN painter))",
+    "A sea saw the nun.": "NUN | (VBD saw) (NP (DT a) (NN sea))",
+    "A knight saw the nun.": "NUN | (VBD saw) (NP (DT a) (NN knight))",
+    "Cowards saw the nun.": "NUN | (VBD saw) (NP (NNS cowards))",
+    "The siege saw the nun.": "NUN | (VBD saw) (NP (DT the) (NN siege))",
+    "He pushed the nun backwards.": "NUN | (VBD pushed) (NP (PRP him)) (ADVP (RB backwards))",
+    "He began crying, and Ada saw the nun.":
+        "(S (S (NP (PRP He)) (VP (VBD began) (VP (VBG crying)))) (, ,) (CC and) (S (NP (DT the) (NN nun)) (VP (VBD saw)"
+        " (NP (NNP Ada)))) (. .))",
+    "Knowing that Ada saw him, I left.":
+        "(S (S (VP (VBG Knowing) (SBAR (IN that) (S (NP (PRP he)) (VP (VBD saw) (NP (NNP Ada))))))) (, ,) (NP (PRP I))"
+        " (VP (VBD left)) (. .))",
+    "Ada sent him to Bonn and Rome.":
+        "(PRP He) | (VBD sent) (NP (NNP Ada)) (PP (TO to) (NP (NNP Bonn) (CC and) (NNP Rome)))",
 }  # fmt: skip
 
 

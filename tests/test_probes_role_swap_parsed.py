@@ -218,6 +218,26 @@ def test_a_sentence_that_ends_in_any_run_of_marks_with_a_question_mark_is_a_ques
     assert mood_of(Sentence(("a", "dog", "bit", "a?b", "!!"), language="en")) == "declarative"
 
 
+def test_a_treebank_without_features_is_read_by_its_own_tags():
+    tree = Dependencies(
+        (2, 0, 4, 2), ("nsubj", "root", "det", "obj"), "gold", ("PRON", "VERB", "DET", "NOUN"), ({},) * 4
+    )
+    xpos = {"I saw the dogs": "PRP VBD DT NNS", "I see the dog": "PRP VBP DT NN", "Cows ate the grass": "NNS VBD DT NN"}
+    for features in (tree.features, None, ({"Case": "Nom"}, {}, {}, {"Number": "Plur"})):
+        layers = [dataclasses.replace(tree, xpos=tuple(tags.split()), features=features) for tags in xpos.values()]
+        items = [
+            Sentence(tuple(text.split()), language="en", dependencies=layer)
+            for text, layer in zip(xpos, layers, strict=True)
+        ]
+        probe = semantic_role_swap(items, source="dependencies", agreement="reinflect")
+        assert probe["hypothesis"] == ["The dogs saw me", "The dog sees me", "The grass ate cows"]
+    # tags of another kind, or none at all, tell no form of a verb: the reason says what is missing
+    for tags in (("PERS-P1", "PAST", "DEF", "PL-NOM"), ("_",) * 4, None):
+        item = Sentence(("I", "saw", "the", "dogs"), language="en", dependencies=dataclasses.replace(tree, xpos=tags))
+        [reason] = probe_info(semantic_role_swap([item], source="dependencies")).skipped
+        assert reason.startswith("no tree with tags")
+
+
 def test_other_languages_are_refused_by_name_until_they_are_asked_for():
     parts = {"heads": (2, 0, 2), "relations": ("nsubj", "root", "obj"), "upos": ("NOUN", "VERB", "NOUN")}
     item = chain("kissa", "näki", "koira", language="fi", automatic=False, **parts)

@@ -16,7 +16,7 @@ from pelocality.probes._build import Item, Row, Skipped, build, generator_for
 from pelocality.probes._rows import Spans, check_names, features_of, has_label, row_of, span_entry, texts_of, uid_of
 from pelocality.probes.role_swap.clauses import Candidate, Source, find_candidates
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
-from pelocality.probes.role_swap.exchange import Agreement, Replacement, exchange
+from pelocality.probes.role_swap.exchange import Agreement, Replacement, Swap, exchange
 from pelocality.probes.role_swap.mood import is_negative, mood_of
 
 logger = logging.getLogger(__name__)
@@ -24,9 +24,8 @@ LabelPolicy = str | Callable[[str], str | None]
 _LABELS = ("contradiction", "neutral", "not entailment")
 _POLICIES = f"{', '.join(map(repr, _LABELS))} or a function from the old label to the new"
 LANGUAGES = ("en",)  # roles told by word order, and swaps read one by one: docs/probes.md has the error rates
-_FEATURES = datasets.Features(
-    {**features_of(sentences=False), "negated": datasets.Value("bool"), "mood": datasets.Value("string")}
-)
+_ABOUT = {"negated": datasets.Value("bool"), "mood": datasets.Value("string")}
+_FEATURES = datasets.Features(features_of(sentences=False) | _ABOUT)
 
 
 def semantic_role_swap(
@@ -194,7 +193,7 @@ class RoleSwap:
                 yield Dropped("the label of a swap in a negation or question is unknown; see nonassertive_label")
                 return
         item = replace(item, premise=sentence) if side == "premise" else replace(item, hypothesis=sentence)
-        usable: list[tuple[Candidate, list[Replacement]]] = []
+        usable: list[Swap] = []
         for swap in self.swaps(sentence, self.parser if sentence is original else None):
             if isinstance(swap, Skipped | Dropped):
                 yield swap
@@ -206,9 +205,7 @@ class RoleSwap:
         for candidate, replacements in usable:
             yield self._row(item, side, candidate, replacements, label)
 
-    def swaps(
-        self, sentence: Sentence, second_parser: Parser | None = None
-    ) -> Iterator[tuple[Candidate, list[Replacement]] | Skipped | Dropped]:
+    def swaps(self, sentence: Sentence, second_parser: Parser | None = None) -> Iterator[Swap | Skipped | Dropped]:
         """Yield the swaps of a sentence, each its candidate and replacements, or the reason why there is none."""
         if not callable(self.source) and sentence.language not in self.languages:
             code = sentence.language

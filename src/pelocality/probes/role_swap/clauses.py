@@ -40,10 +40,8 @@ def find_candidates(
     else:
         layer = None if source == "constituents" else sentence.dependencies
         clauses = list(_phrase_clauses(sentence) if layer is None else _dependency_clauses(sentence, layer))
-        if source == "frames":
-            yield from (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
-        else:
-            yield from clauses
+        frames = (_from_frame(sentence, roles, frame, clauses) for frame in sentence.frames or ())
+        yield from frames if source == "frames" else clauses
 
 
 def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) -> Candidate | Skipped:
@@ -52,9 +50,9 @@ def _from_spans(sentence: Sentence, roles: tuple[str, str], spans: RoleSpans) ->
         raise TypeError(f"source must return a list of {{role: (start, end)}} mappings, returned {spans!r} in it")
     if not set(roles) <= set(spans):
         return NO_ARGUMENTS
+    n = len(sentence.words)
     for role in (*roles, *({"V"} & set(spans))):
         start, end = spans[role]
-        n = len(sentence.words)
         if not 0 <= start < end <= n:
             raise ValueError(f"source must return spans within the {n} words, returned {role} = [{start}, {end})")
     first, second = ((spans[role][0], spans[role][1]) for role in roles)
@@ -104,8 +102,7 @@ def _trimmed(sentence: Sentence, start: int, end: int) -> Span:
 
 def _phrase_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
     """Yield the verbs of English phrase structure with the largest noun phrases beside their group."""
-    tags = sentence.constituents.tags if sentence.constituents is not None else None
-    if sentence.constituents is None or tags is None:
+    if sentence.constituents is None or (tags := sentence.constituents.tags) is None:
         return
     phrases = [(c.start, c.end) for c in sentence.constituents.spans if c.labels[0] == "NP"]
     for verb, tag in enumerate(tags):
@@ -117,12 +114,12 @@ def _phrase_clauses(sentence: Sentence) -> Iterator[Candidate | Skipped]:
             begin -= 1
         while after < len(tags) and (tags[after] == "RP" or sentence.words[after].lower() == "by"):
             after += 1
-        before = max(((end - start, (start, end)) for start, end in phrases if end == begin), default=None)
-        behind = max(((end - start, (start, end)) for start, end in phrases if start == after), default=None)
+        before = min((span for span in phrases if span[1] == begin), default=None)
+        behind = max((span for span in phrases if span[0] == after), default=None)
         if before is None or behind is None:
             yield from () if before is behind else (NO_ARGUMENTS,)
             continue
-        first, last = _trimmed(sentence, *before[1]), _trimmed(sentence, *behind[1])
+        first, last = _trimmed(sentence, *before), _trimmed(sentence, *behind)
         passive = after > verb + 1 and sentence.words[after - 1].lower() == "by"
         yield Candidate(("ARG0", "ARG1"), (last, first) if passive else (first, last), verb)
 
@@ -135,10 +132,7 @@ def _dependency_clauses(sentence: Sentence, layer: Dependencies) -> Iterator[Can
         if len(subjects) != 1 or "cop" in names.values() or (layer.upos and layer.upos[verb] not in ("VERB", "AUX")):
             continue
         passive = names[subjects[0]] != "nsubj"
-        if passive:
-            others = [child for child in below if _is_agent(sentence, layer, child)]
-        else:
-            others = [child for child, name in names.items() if name in ("obj", "dobj")]
+        others = [k for k in below if (_is_agent(sentence, layer, k) if passive else names[k] in ("obj", "dobj"))]
         spans = [_subtree(sentence, layer, child) for child in (subjects + others if len(others) == 1 else ())]
         if len(spans) != 2 or spans[0] is None or spans[1] is None or {"iobj", "dative"} & {*names.values()}:
             yield NO_ARGUMENTS
@@ -160,13 +154,6 @@ def _subtree(sentence: Sentence, layer: Dependencies, head: int) -> Span | None:
     if layer.relations[head] == "agent":  # spaCy: the preposition is the head of its noun
         nouns = [k for k in layer.children[head] if layer.relations[k] == "pobj"]
         return _subtree(sentence, layer, nouns[0]) if len(nouns) == 1 else None
-    inside = layer.subtree(head)
-    start, end = min(inside), max(inside) + 1
-    if len(inside) != end - start:
-        return None
-    for dependent in layer.children[head]:
-        if layer.relations[dependent].split(":")[0] == "case":
-            adposition = layer.subtree(dependent)
-            start = max(adposition) + 1 if min(adposition) == start else start
-            end = min(adposition) if max(adposition) + 1 == end else end
-    return _trimmed(sentence, start, end) if start < end else None
+    inside, cases = layer.subtree(head), (k for k in layer.children[head] if layer.relations[k].split(":")[0] == "case")
+    rest = inside.difference(*map(layer.subtree, cases))
+    return _trimmed(sentence, min(rest), max(rest) + 1) if max(inside) - min(inside) + 1 == len(inside) else None

@@ -15,6 +15,7 @@ from pelocality.probes.role_swap.pattern import Clause, head_of, reason_against
 
 Agreement = Literal["skip", "reinflect", "ignore"]
 Replacement = tuple[int, int, str, str]  # start, end, text, and the role or "agreement"
+Swap = tuple[Candidate, list[Replacement]]
 
 _CAMEL_CASE = re.compile(r"[a-z]+[A-Z]")
 _CAPITAL = Skipped("whether a word keeps its capital is unknown")
@@ -25,7 +26,7 @@ _BE = {**dict.fromkeys(_PRESENT.values(), _PRESENT), **dict.fromkeys(_PAST.value
 
 def exchange(
     sentence: Sentence, candidate: Candidate, agreement: Agreement, symmetric: frozenset[str], by_caller: bool = False
-) -> tuple[Candidate, list[Replacement]] | Skipped:
+) -> Swap | Skipped:
     """Return the candidate with its voice, and the replacements that exchange its arguments, or the reason to skip.
 
     The arguments that a function of the caller's found are exchanged as they are, whether or not a pattern fits.
@@ -36,8 +37,8 @@ def exchange(
     starts, ends = ({place[k] for place in sentence.surface_tokens} for k in (0, 1))
     if not starts >= {first[0], last[0]} or not ends >= {first[1], last[1]}:
         return Skipped("an argument cuts a surface token")
-    replacements: list[Replacement] = []
-    tags = english.tags_of(sentence) if sentence.language == "en" else None
+    replacements: list[Replacement] | Skipped = []
+    tags, reason = english.tags_of(sentence) if sentence.language == "en" else None, None
     if tags is not None:
         verb = candidate.verb
         if verb is None:  # it, or "by", stands before the last argument
@@ -45,19 +46,20 @@ def exchange(
         clause = Clause(sentence, tags, first, verb, last)
         candidate = replace(candidate, voice="passive" if clause.passive else "active")
         reason = None if by_caller else reason_against(clause, candidate, symmetric)
-        reinflected = _reinflected_verb(clause, agreement) if not reason and agreement != "ignore" else []
-        if isinstance(reinflected, Skipped):
-            return reinflected
-        replacements = reinflected
+        if not reason and agreement != "ignore":
+            replacements = _reinflected_verb(clause, agreement)
     elif sentence.language != "en":
         reason = reason_by_features(sentence, candidate, agreement)
     elif not by_caller:
-        reason = "no tree with tags and features, by which English swaps are recognised; parser='spacy' makes one"
-    else:
-        unknown = "no tree tells whether the verb agrees; parser='spacy' makes one, agreement='ignore' swaps as it is"
-        reason = None if agreement == "ignore" else unknown
+        reason = (
+            "no tree with tags and features, by which English swaps are recognised; parser='spacy' makes one of text"
+        )
+    elif agreement != "ignore":
+        reason = "no tree tells whether the verb agrees; parser='spacy' makes one, agreement='ignore' swaps as it is"
     if reason:
         return Skipped(reason)
+    if isinstance(replacements, Skipped):
+        return replacements
     for here, role in zip(candidate.arguments, candidate.roles, strict=True):
         text = _moved(sentence, first if here == last else last, here, here == first, tags)
         if isinstance(text, Skipped):
@@ -113,16 +115,16 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         return _CAPITAL if len(word) > 1 and word.isupper() else without  # "THE dog"
     if any(letter.isupper() or letter.isdigit() for letter in word[1:]):
         return text
-    gold, alone = english.has_gold_tags(sentence), end - start == 1
+    gold, alone = not sentence.automatic, end - start == 1
     if tag.startswith("NNP"):
         # Taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays".
-        single = alone and tag == "NNP" and not word.endswith("s")
-        return text if gold or single or others[:1] == ["NNP"] else _CAPITAL
-    single = alone or others[0] == "POS"
+        name = gold or others[:1] == ["NNP"] or (alone and tag == "NNP" and not word.endswith("s"))
+        return text if name and not (alone and english.ABSTRACT.fullmatch(word.lower())) else _CAPITAL
     plural = word.endswith("s") or word.lower() in english.PLURALS
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural
-    sure = common and "-" not in word and not english.may_be_nation(word.lower(), tag)
-    return without if sure and (gold or not single or tag != "NN") else _CAPITAL  # "Stone saw him"
+    named = tag == "NN" and not gold and (alone or others[0] == "POS")  # "Stone saw him"
+    doubt = not common or named or "-" in word or english.NATION.fullmatch(word.lower())
+    return _CAPITAL if doubt else without
 
 
 def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement] | Skipped:
@@ -130,7 +132,7 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     sentence, finite = clause.sentence, clause.finite
     word, tag, spans = sentence.words[finite], clause.tags[finite], (clause.first, clause.last)
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
-    past = word.lower().endswith("ed") or word.lower() in english.PASTS or word.lower() in _BE
+    past = word.lower().endswith("ed") or word.lower() in english.IRREGULAR or word.lower() in _BE
     if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in english.SYNCRETIC):
         return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a ham", tagged as past
     if old is not None and not agrees(word, tag, old, old):
@@ -153,9 +155,7 @@ def agrees(finite: str, tag: str, old: Number | None, new: Number | None) -> boo
     word = finite.lower()
     if tag == "MD" or (tag == "VBD" and word not in _BE):
         return True
-    if new is None or word in _BE:
-        return new is not None and _BE[word][new] == word
-    return (new == "3sg") == (tag == "VBZ")
+    return new is not None and (_BE[word][new] == word if word in _BE else (new == "3sg") == (tag == "VBZ"))
 
 
 def inflect(finite: str, tag: str, number: Number) -> str | None:
@@ -174,9 +174,8 @@ def inflect(finite: str, tag: str, number: Number) -> str | None:
         form = next((form for form in forms if number != "3sg" or form.endswith("s")), "")  # "needs", not "need"
     else:
         return None
-    if len(finite) > 1 and finite.isupper():
-        return form.upper()
-    return form.capitalize() if finite[0].isupper() else form or None
+    case = str.upper if len(finite) > 1 and finite.isupper() else str.capitalize if finite[0].isupper() else str
+    return case(form) or None
 
 
 def number_of(words: Sequence[str], tags: Sequence[str]) -> Number | None:

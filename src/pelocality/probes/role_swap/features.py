@@ -17,9 +17,7 @@ def reason_by_features(sentence: Sentence, candidate: Candidate, agreement: str)
         return None
     if any(layer.relations[child].endswith(":lvc") for child in layer.children[verb]):
         return "a light verb with a noun"
-    if layer.features is None:
-        return None
-    features = layer.features
+    features = layer.features or ({},) * len(layer.heads)
     if any(features[i].get("Reflex") == "Yes" or features[i].get("PronType") == "Rcp" for i in layer.subtree(verb)):
         return "a reflexive or reciprocal in the clause"
     if any(tag in features[start].get("PronType", "") for start, _ in spans for tag in ("Int", "Rel")):
@@ -49,7 +47,5 @@ def _agreement_features(layer: Dependencies, features: tuple[Mapping[str, str], 
 
 def keeps_capital(sentence: Sentence, word: int) -> bool | None:
     """Return whether a word keeps the capital that it has at the start of a sentence, None if that is unknown."""
-    layer = sentence.dependencies
-    if layer is None or layer.upos is None:
-        return None
-    return layer.upos[word] == "PROPN" or (sentence.language == "de" and layer.upos[word] == "NOUN")
+    upos = sentence.dependencies.upos if sentence.dependencies is not None else None
+    return None if upos is None else upos[word] == "PROPN" or (sentence.language == "de" and upos[word] == "NOUN")

@@ -1,29 +1,25 @@
 """Negation and mood, on which depends what label a swapped sentence has."""
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pelocality.corpora import Sentence, is_punctuation
-from pelocality.probes.role_swap.english import words
+from pelocality.corpora import Sentence
 
-_NEGATIVE_WORDS = words(
-    "not n't n’t never no nobody no-one noone nothing none nowhere neither nor without hardly scarcely barely rarely "
-    "seldom cannot nt cant wont dont didnt doesnt isnt aint arent couldnt hadnt hasnt havent shouldnt wasnt werent "
-    "wouldnt"
-)
-_NEGATIVE_ENDING = re.compile(r".*n['’ʼ‘`´]t", re.IGNORECASE)  # "didn't" as one word
+# "didn't" may be one word, also without its apostrophe.
+_NEGATIVE = re.compile(r"""(?xi) not|never|no|nobody|no-?one|nothing|none|nowhere|neither|nor|without|hardly|barely|
+    scarcely|rarely|seldom|cannot|.*n['’ʼ‘`´]t|(?:ca|wo|ai|do|does|did|is|are|ha[ds]|have|was|were|(?:c|w|sh)ould)?nt""")
 _QUESTION = re.compile(r"[?？؟⁇⁈⁉‽\u037e]\W*$")  # "?!", ".?", and of a text split at spaces "him?"
 _GREEK_QUESTION = re.compile(r";\W*$")  # what Unicode's normal forms make of the Greek question mark, U+037E
-_CONDITIONALS = words("if unless whether supposing assuming")
-_FIRST_IN_CONDITIONALS = words("suppose had should were provided providing")  # "Had the nun seen him, ..."
+# In words with a space between: "he left, if ...", "Had the nun seen him, ..."
+_CONDITION = re.compile(r"""(?xi) (?<!\S)(?:if|unless|whether|supposing|assuming|provid(?:ed|ing)[ ]that)(?!\S) |
+    ^(?:\W+[ ])?(?:suppose|had|should|were|provided|providing)(?!\S)""")
 
 
 def is_negative(sentence: Sentence) -> bool:
     """Return whether a sentence has a negative word, in English by the word, elsewhere by feature or relation."""
     if sentence.language == "en":
-        return any(word.lower() in _NEGATIVE_WORDS or _NEGATIVE_ENDING.fullmatch(word) for word in sentence.words)
+        return any(map(_NEGATIVE.fullmatch, sentence.words))
     if any(f.get("Polarity") == "Neg" or f.get("PronType") == "Neg" for f in _features(sentence)):
         return True
     return sentence.dependencies is not None and any(r.endswith(":neg") for r in sentence.dependencies.relations)
@@ -35,16 +31,8 @@ def mood_of(sentence: Sentence) -> Literal["declarative", "interrogative", "cond
         return "interrogative"
     if sentence.language == "el" and any(map(_GREEK_QUESTION.search, sentence.words)):
         return "interrogative"
-    by_word = sentence.language == "en" and _has_conditional(sentence.words)
+    by_word = sentence.language == "en" and _CONDITION.search(" ".join(sentence.words))
     return "conditional" if by_word or any(f.get("Mood") == "Cnd" for f in _features(sentence)) else "declarative"
-
-
-def _has_conditional(english: Sequence[str]) -> bool:
-    """Return whether English words have one that begins a condition."""
-    lower = [word.lower() for word in english]
-    first = next((word for word in lower if not is_punctuation(word)), "")
-    provided = any(one in ("provided", "providing") and other == "that" for one, other in itertools.pairwise(lower))
-    return provided or first in _FIRST_IN_CONDITIONALS or not _CONDITIONALS.isdisjoint(lower)
 
 
 def _features(sentence: Sentence) -> Sequence[Mapping[str, str]]:

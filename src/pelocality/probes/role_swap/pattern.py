@@ -17,23 +17,28 @@ from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
 _NOT_PLAIN = "an argument is not a plain noun phrase"
 _AFTER = "words after the last argument may belong to it"
 _OTHER_VERB = "another verb has the same subject"
-_PRONOUN = "a pronoun may refer to an argument"
 _FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
+_AFTER_HELPER = {"": _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
+_DEFINITE = frozenset({"PRP", "PRP$", "NNP"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
 _LINKS = english.words("because if unless although though since while when whenever until till before after once")
 _SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
-_REPORTING = english.verb_forms(_SAYING, "said thought knew told")
-_INTRODUCING = _LINKS | _REPORTING | english.words("that sure glad as whether so how why where")
+_INTRODUCING = _LINKS | english.words("that sure glad as whether so how why where")
 _SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
 _INNER_MARKS = frozenset({",", "-", "--", "–", "—"})
 _EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
 _PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
 
-_CODES = {
-    "DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R", "NN": "N",
-    "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H", ",": "K", "IN": "I",
-}  # fmt: skip
+# The tag after a conjunction, adverbs and phrases such as "at least": the first conjunction, or the next of one clause.
+_JOINED = re.compile(
+    r"(?:(?:(?!CC )\S+ )*|(?:(?!MD|VB[DPZ])\S+ )*)CC (?:(?:CC|RB|,|IN (?:JJS|(?:DT )?NN)) )*(?!CC|RB|,)(\S+)"
+)
+# Verbs that share the subject after a comma: "..., hoping to win", "..., then left"
+_TRAILING = re.compile(r"(?:(?!MD|VB[DPZ])\S+ )*, (?:RB VBD|VBG)(?!\S)")
+_CODES = {"DT": "D", "PDT": "D", "PRP$": "D", "CD": "C", "JJ": "J", "JJS": "J", "VBN": "V", "VBG": "V", "RB": "R",
+          "NN": "N", ",": "K", "NNS": "N", "NNP": "M", "NNPS": "M", "POS": "P", "CC": "A", "HYPH": "H",
+          "IN": "I"}  # fmt: skip
 _ADJECTIVE = "(?:R?J|(?<=[DCJRKA])V)"
 _CORE = rf"D{{0,2}}C?(?:{_ADJECTIVE}(?:K?A?{_ADJECTIVE})*|[NMJ]H[JV]?|[NM]P?)*(?:N|MC?)"
 _OBJECT = rf"{_CORE}(?:O{_CORE})?|{_CORE}(?:K{_CORE})*K?A{_CORE}"
@@ -75,8 +80,9 @@ class Clause:
     def passive(self) -> bool:
         """Whether the last argument is an agent: *by* stands before it, beside the verb or its particle."""
         particle = self.lower[self.verb + 1 : self.last[0] - 1]
-        by = self.lower[self.last[0] - 1] == "by"
-        return by and (not particle or particle[0] in ("up", "down", "out", "off", "over"))
+        return self.lower[self.last[0] - 1] == "by" and (
+            not particle or particle[0] in ("up", "down", "out", "off", "over")
+        )
 
     @cached_property
     def finite(self) -> int:
@@ -97,7 +103,7 @@ class Clause:
     @cached_property
     def gold(self) -> bool:
         """Whether the tags are those of a treebank."""
-        return english.has_gold_tags(self.sentence)
+        return not self.sentence.automatic
 
 
 def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[str]) -> str | None:
@@ -109,8 +115,7 @@ def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[st
         return "the sentence is a heading"  # "The Dog Bit Him": which words have a capital is a matter of style
     if not all(map(_WORD.fullmatch, clause.lower)):
         return "a symbol, or a word that is cut, stands in the sentence"  # "saw them *", "the river <unk>", "480±5 mg"
-    text = " ".join(clause.lower)
-    if not english.REFLEXIVES.isdisjoint(clause.lower) or "each other" in text or "one another" in text:
+    if english.MUTUAL.search(" ".join(clause.lower)):
         return "a reflexive or reciprocal in the sentence"
     return (
         _check_verb(clause, candidate.lemma, symmetric)
@@ -127,22 +132,25 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     """Look for verbs whose arguments do not have two different roles."""
     lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
     word, phrase = lower[clause.verb], lower[slice(*last)]
-    irregular = english.SYMMETRIC_IRREGULAR if symmetric & {"meet", "fight"} else ""
-    if not english.COPULAS.isdisjoint((word, lemma)):
-        return "the verb is a copula"
-    if not english.verb_forms(symmetric, irregular).isdisjoint((word, lemma)):
-        return "the verb may be symmetric"
-    if not english.MEASURING.isdisjoint((word, lemma)):
-        return "the verb takes a measure, a place or quoted words"
-    definite = tags[last[0]] in ("PRP", "PRP$", "NNP") or phrase[0] in english.DEFINITE
-    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and phrase[0] not in english.INDEFINITE
-    light = (word in english.LIGHT and not definite) or (word in english.LIGHTER and bare)
-    if (light and not clause.passive) or word in english.DO:
-        return "a light verb with a noun"  # "took place", "gave a speech"
+    verbs, head = {english.base(word), english.base(lemma)}, phrase[head_of(phrase, tags[slice(*last)])]
+    active, indefinite = not clause.passive, phrase[0] not in english.DEFINITE and tags[last[0]] not in _DEFINITE
+    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in english.INDEFINITE
+    predicate = bare or (phrase[0] in ("a", "an") and "of" not in phrase)
+    light = english.LIGHTER if bare else english.LIGHT if indefinite else frozenset()
+    light = english.LIGHTEST if bare and tags[last[0]] == "NN" else light
+    for reason, listed in {
+        "the verb is a copula": english.COPULAS | (english.PREDICATIVE if active and predicate else frozenset()),
+        "the verb may be symmetric": symmetric,
+        "the verb takes a measure, a place or quoted words": english.MEASURING,
+        "a light verb with a noun": {"do"} | (light if active else frozenset()),  # "took place", "gave a speech"
+    }.items():
+        if verbs & english.stems(frozenset(listed)):
+            return reason
+    if active and english.are_cognate(word, head) and (indefinite or verbs & {english.base(head)}):
+        return "the object repeats the verb"
     marked = clause.gold and any({*lower[slice(*span)]} <= english.PERSONAL for span in (first, last))
-    if word in english.HAVE and not marked:
-        return "the subject may stand after the verb"  # "a hat has Ada" reads as an inversion
-    return None
+    # "a hat has Ada" reads as an inversion
+    return "the subject may stand after the verb" if "have" in verbs and not marked else None
 
 
 def _check_group(clause: Clause) -> str | None:
@@ -153,15 +161,11 @@ def _check_group(clause: Clause) -> str | None:
     barred = english.AFTER if clause.gold else english.BESIDE
     group = [finite] * (finite < clause.first[0])
     group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
-    forms = frozenset() if passive else _FINITE - {"MD"}
-    if group:
-        helper = lower[group[-1]]
-        perfect = {"VBN", "VBD"} if helper in english.HAVE else {"VBG"} if helper in english.PASSIVE else {"VB"}
-        forms = frozenset(({"VBN"} if helper in english.PASSIVE else ()) if passive else perfect)
-    helpers = all(lower[i] in english.AUXILIARIES.keys() | english.PASSIVE for i in group)
+    auxiliary = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) == "get" for i in group)
+    helper, tag = english.base(lower[group[-1]]) if group else "", tags[clause.verb]
+    fits = (tag == "VBN" and helper in ("be", "get")) if passive else tag in _AFTER_HELPER.get(helper, {"VB"})
     one = tags[finite] in _FINITE and [tags[i] in _FINITE for i in group] == [i == finite for i in group]
-    fits = helpers and one and tags[clause.verb] in forms
-    return None if fits else "the arguments do not stand beside one finite verb"
+    return None if fits and auxiliary and one else "the arguments do not stand beside one finite verb"
 
 
 def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
@@ -173,19 +177,20 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
-    listed = "," in words and not clause.gold  # a parser may miss where a list or an apposition ends
-    plain = is_plain(words, within, before_verb=not is_last) and words[-1] not in english.AFTER
-    if not plain or repeated or dotted or listed or words[0] == "it":
+    adverb = words[-1] in english.AFTER or (within[-1] != "NNP" and english.DIRECTION.fullmatch(words[-1]))
+    plain = is_plain(words, within, before_verb=not is_last) and not adverb
+    # A parser may miss where a list or an apposition ends.
+    if not plain or repeated or dotted or words[0] == "it" or ("," in words and not clause.gold):
         return _NOT_PLAIN
     few = not english.NEGATIVE.isdisjoint(words)
     free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
     if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
-    timed = not {"last", "next"}.isdisjoint(words)  # "changed my hat last term"
-    if timed or words[head][0].isdigit() or english.is_measure(words[head]):
+    # "changed my hat last term"
+    if {"last", "next"} & {*words} or words[head][0].isdigit() or english.MEASURE.fullmatch(words[head]):
         return "an argument is a measure"
-    bare = len(words) == 1 and within[0] == "NN" and words[0] not in english.INDEFINITE
+    bare = within[head] == "NN" and {*within} <= {"NN", "JJ"} and words[0] not in english.INDEFINITE
     if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
         return "the phrase with by may tell a means"  # "moved by force", "found by the same method"
     return _NOT_PLAIN if is_last and not clause.gold and _may_be_more(clause, words, within) else None
@@ -197,11 +202,12 @@ def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> b
     two = any(one in ("NN", "NNS", "NNP") and other in ("NN", "NNS") for one, other in itertools.pairwise(tags))
     open_left = tags[0][:2] in ("NN", "JJ", "VB", "RB") and tags[0] != "NNP" and words[0] not in english.INDEFINITE
     # "travel light", "you silly young owl"; "have baked potatoes"
-    bare = open_left and (tags[head_of(words, tags)] == "NN" or clause.lower[clause.verb - 1] in english.HAVE)
+    bare = open_left and (tags[head_of(words, tags)] == "NN" or english.base(clause.lower[clause.verb - 1]) == "have")
     # "called her Estella", "turned her back"
     her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else not after.isdisjoint({"RB", "RP"}))
     # "call that freedom", "the boy singing"
-    predicate = (verb in english.SMALL_CLAUSES and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
+    small = english.base(verb) in english.stems(english.SMALL_CLAUSES)
+    predicate = (small and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
     return bare or her or predicate or "of" in words  # "accused the nun of theft"
 
 
@@ -211,11 +217,9 @@ def _check_before(clause: Clause) -> str | None:
     if k == 0:
         return None
     pronoun, before, has_clause = subject in _NOMINATIVE, lower[k - 1], not _FINITE.isdisjoint(tags[:k])
-    opening = tags[: min(k, 2) if clause.gold else k]
-    loose = not has_clause and not _SUBJECTLESS.isdisjoint(opening)  # "sitting down, the nun"
-    if loose or before in english.BEFORE:  # "either the nun or Ada"
+    if before in english.BEFORE or lower[k - 2 : k] == lower[k : k + 2]:  # "either the nun or Ada", "we saw we saw Ada"
         fits = False
-    elif before in _INTRODUCING:
+    elif before in _INTRODUCING or _is_saying(before):
         fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
     elif tags[k - 1] == "CC":
         fits = k == 1 or (has_clause and (pronoun or clause.gold or is_punctuation(lower[k - 2])))
@@ -223,7 +227,13 @@ def _check_before(clause: Clause) -> str | None:
         first = next((tag for tag, word in zip(tags, lower, strict=True) if not is_punctuation(word)), "")
         opens = before != "," or has_clause or first in ("IN", "RB", "UH", "CC")
         alone = pronoun and (clause.gold or tags[k - 1] not in _NOUNS)  # "all they sold us", "as a cook you saw me"
-        fits = opens and (alone or is_punctuation(before))
+        begin = next((i + 1 for i in reversed(range(k - 1)) if tags[i] == "CC" or is_punctuation(lower[i])), 0)
+        phrase = [tag for tag in tags[begin:k] if tag not in ("IN", "RB", "WRB", "CC")]
+        loose = _FINITE.isdisjoint(phrase) and not {"TO", "VBG", "VBN"}.isdisjoint(
+            phrase[:1] if clause.gold else phrase
+        )
+        # "and sitting down, the nun"
+        fits = opens and (before in (";", ":") or not loose) and (alone or is_punctuation(before))
     return None if fits else "words before the first argument may belong to it"
 
 
@@ -250,6 +260,10 @@ def _check_after(clause: Clause) -> str | None:
     return None if goal or moved else _AFTER
 
 
+def _is_saying(word: str) -> bool:
+    return english.base(word) in english.stems(_SAYING)
+
+
 def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
     """Return whether a word begins a subordinate clause, with a subject of its own."""
     return lower[k] in _LINKS and _SUBJECTLESS.isdisjoint(tags[k + 1 : k + 2])
@@ -257,14 +271,13 @@ def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
 
 def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool) -> str | None:
     """Check that words after punctuation or a conjunction are another clause, with a subject of its own."""
-    mark, joined = lower[k], False
-    while k < len(lower) and (tags[k] in ("CC", "RB") or is_punctuation(lower[k])):
-        joined = joined or tags[k] == "CC"
-        k += 1
-    if k == len(lower) or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
+    mark, begin, n = lower[k], k, len(lower)
+    k = next((i for i in range(k, n) if tags[i] not in ("CC", "RB") and not is_punctuation(lower[i])), n)
+    joined = "CC" in tags[begin:k]
+    if k == n or _links(lower, tags, k) or lower[k] in _NOMINATIVE | {"it", "there"}:
         return None
     if tags[k] in _FINITE | _SUBJECTLESS:
-        said = lower[k] in _REPORTING and tags[k] in _FINITE and not joined
+        said = _is_saying(lower[k]) and tags[k] in _FINITE and not joined
         return None if said else _OTHER_VERB
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
     # "and our children love it"
@@ -276,19 +289,17 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
 def _check_reference(clause: Clause) -> str | None:
     """Look in the clause for words whose meaning depends on an argument: pronouns, reflexives, ellipsis."""
     lower, tags, (_, last) = clause.lower, clause.tags, clause.last
-    ends = (k for k in range(last, len(lower)) if tags[k] in ("CC", "WRB") or is_punctuation(lower[k]))
-    end = next(ends, len(lower))
+    end = next((k for k in range(last, len(lower)) if tags[k] in ("CC", "WRB") or is_punctuation(lower[k])), None)
     phrases, after = [lower[slice(*span)] for span in (clause.first, clause.last)], {*lower[last:end]}
-    personal = [{*phrase} <= english.PERSONAL for phrase in phrases]
-    spoken = [alone and phrase[0] not in english.THIRD_PERSON for alone, phrase in zip(personal, phrases, strict=True)]
-    for phrase, other_is_spoken in zip(phrases, spoken[::-1], strict=True):
-        if len(phrase) > 1 and not english.THIRD_PERSON.isdisjoint(phrase) and not other_is_spoken:
-            return _PRONOUN
+    spoken = [{*phrase} <= english.PERSONAL - english.THIRD_PERSON for phrase in phrases]
+    third = [len(phrase) > 1 and not english.THIRD_PERSON.isdisjoint(phrase) for phrase in phrases]
     same = any({*phrases[0], *phrases[1]} & person and person & after for person in english.SAME_PERSON)
-    if same or (not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)):
-        return _PRONOUN
-    rest = (tag for tag in itertools.dropwhile(lambda tag: tag != "CC", tags[last:]) if tag not in ("CC", "RB", ","))
-    if next(rest, "") in _FINITE | {"VB"}:
+    later = not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)
+    if same or later or (third[0] and not spoken[1]) or (third[1] and not spoken[0]):
+        return "a pronoun may refer to an argument"
+    rest = " ".join(tags[last:])
+    joined = _JOINED.match(rest)
+    if (joined and joined[1] in _FINITE | {"VB", tags[clause.verb]}) or _TRAILING.match(rest):
         return _OTHER_VERB
     for k in range(last, len(lower)):
         if lower[k] in english.AUXILIARIES and tags[k] != "VB":
