@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # A float mask hides a key if it is at most this: exp underflows to 0 below -745 in float64, which leaves room for large
-# logits, and bfloat16 rounds the usual -1e4 to -9984.
-HIDDEN = -1e3
+# logits, and bfloat16 rounds the usual -1e4 to -9984. A weaker mask, such as -100, hides the future if no later key has
+# more than the weight below it in any text and head: no logits of words differ by as much everywhere.
+HIDDEN, NO_WEIGHT = -1e3, 1e-30
 
 # Types of devices without float64: Apple's GPUs.
 WITHOUT_FLOAT64 = {"mps"}

@@ -19,14 +19,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves
 
+from pelocality._checks import HIDDEN
 from pelocality.models._restore import changed, hooked, restoring
 
-MASKED = -5e3
-"""A key whose logit is at most this is hidden: half of -1e4, the weakest mask that transformers adds.
-
-Logits of words are far above this number, and far below it once a mask is added. Masks that a user passes hide from
-`_checks.HIDDEN` on, which large logits or biases by distance could reach.
-"""
+MASKED = HIDDEN / 2
+"""A key whose logit is at most this is hidden: logits of words are added to a mask, and are far above this number."""
 
 Block = tuple[nn.ModuleList, int]
 """A list of layers, and the index of a layer in it."""
@@ -228,7 +225,7 @@ class Observer(TorchFunctionMode):
             return
         weights = function(**call | {"need_weights": True, "average_attn_weights": False})[1]
         weights = weights if weights.ndim == 4 else weights[None]  # (batch, head, query, key and added keys)
-        self._use(weights[..., :n], module_visible(call, MASKED), weights.shape[-1] > n)
+        self._use(weights[..., :n], module_visible(call), weights.shape[-1] > n)
 
     # ---- a softmax whose result multiplies the values
 
@@ -283,12 +280,11 @@ def module_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     return dict(zip(_MODULE, args, strict=False)) | kwargs
 
 
-def module_visible(call: Mapping[str, Any], hidden: float) -> Tensor:
+def module_visible(call: Mapping[str, Any]) -> Tensor:
     """Return the keys that are visible in a self-attention by `multi_head_attention_forward`.
 
     Args:
         call: Its arguments by name.
-        hidden: A float mask hides a key if it is at most this number.
 
     Returns:
         (batch or 1, head or 1, n, n).
@@ -297,10 +293,10 @@ def module_visible(call: Mapping[str, Any], hidden: float) -> Tensor:
     n = len(query)
     visible = torch.ones(1, 1, n, n, dtype=torch.bool, device=query.device)
     if mask is not None:  # (n, n) or (batch * head, n, n), True hides
-        shown = ~mask if mask.dtype == torch.bool else mask > hidden
+        shown = ~mask if mask.dtype == torch.bool else mask > HIDDEN
         visible = visible & shown.reshape(-1, call["num_heads"] if shown.ndim == 3 else 1, n, n)
     if padding is not None:  # (batch, n), True hides
-        shown = ~padding if padding.dtype == torch.bool else padding > hidden
+        shown = ~padding if padding.dtype == torch.bool else padding > HIDDEN
         visible = visible & shown.reshape(-1, 1, 1, n)
     return visible
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pelocality._checks import NO_WEIGHT
 from pelocality.models._restore import hooked
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel, map_tensors
@@ -36,7 +37,6 @@ _Attentions = list[Attention]
 _LENGTHS = (*range(12, 4, -1), *range(13, 40))
 _SHORT = 4
 _CHANGED = 6  # tokens of a longer text that are changed, one at a time
-_NO_WEIGHT = 1e-30  # no key has so small a weight in all texts, unless a mask or a bias makes it so
 _LEAK = 0.1  # how much the logits of other tokens may move, relative to those of the changed one: 8-bit weights round
 _ROUNDING, _LARGE = 1e-4, 0.3  # changes of states, relative to these
 _ALONE = 5e-3  # the largest difference of the weights of a text alone and in a batch
@@ -356,7 +356,7 @@ def _axes(one: Attention, many: Attention, change: Change) -> Axes:
             return Axes(_TEXTS)
         n = weights.shape[-2]
         most = weights[..., :n].amax((0, 1))  # of all texts and heads
-        causal = n > 1 and float(most.triu(1).max()) < _NO_WEIGHT < float(most.diagonal(-1).min())
+        causal = n > 1 and float(most.triu(1).max()) < NO_WEIGHT < float(most.diagonal(-1).min())
         name, leak, still = _moved(weights, change)
         candidates.append(Axes(name, leak, column, heads_first, causal, still=still))
     return min(candidates, key=lambda axes: (axes.name != TOKENS, axes.leak))
@@ -408,7 +408,7 @@ def _moved(weights: Tensor, change: Change) -> tuple[str, float, tuple[int, ...]
         change: The token that is changed in each copy.
     """
     weights = weights[: len(change.tokens) + 2]
-    logs = weights.double().where(weights > _NO_WEIGHT, torch.nan).log()
+    logs = weights.double().where(weights > NO_WEIGHT, torch.nan).log()
     changes = logs[2:] - logs[1]  # (token, head, n, m), NaN where keys are hidden
     place = change.places[1].to(weights.device).view(-1, 1, 1, 1)
     row, column = (torch.arange(size, device=weights.device) for size in weights.shape[-2:])

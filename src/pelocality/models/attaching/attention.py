@@ -266,7 +266,7 @@ class Encoded(TorchFunctionMode):
             return (), call
         self._refuse_content("nn.MultiheadAttention, which projects inside torch")
         n, heads, batch = len(query), call["num_heads"], query.shape[1] if query.ndim == 3 else 1
-        visible = module_visible(call, HIDDEN)
+        visible = module_visible(call)
         if padding is not None and padding.dtype == torch.bool:
             call["key_padding_mask"] = torch.zeros_like(padding, dtype=query.dtype).masked_fill(padding, -torch.inf)
         if self.attached.note is not None:
