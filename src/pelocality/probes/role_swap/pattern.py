@@ -18,7 +18,7 @@ _NOT_PLAIN = "an argument is not a plain noun phrase"
 _AFTER = "words after the last argument may belong to it"
 _OTHER_VERB = "another verb has the same subject"
 _FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
-_AFTER_HELPER = {"": _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
+_AFTER_HELPER = {None: _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
 _DEFINITE = frozenset({"PRP", "PRP$", "NNP"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
@@ -80,9 +80,8 @@ class Clause:
     def passive(self) -> bool:
         """Whether the last argument is an agent: *by* stands before it, beside the verb or its particle."""
         particle = self.lower[self.verb + 1 : self.last[0] - 1]
-        return self.lower[self.last[0] - 1] == "by" and (
-            not particle or particle[0] in ("up", "down", "out", "off", "over")
-        )
+        by = self.lower[self.last[0] - 1] == "by"
+        return by and (not particle or particle[0] in ("up", "down", "out", "off", "over"))
 
     @cached_property
     def finite(self) -> int:
@@ -162,7 +161,7 @@ def _check_group(clause: Clause) -> str | None:
     group = [finite] * (finite < clause.first[0])
     group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
     auxiliary = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) == "get" for i in group)
-    helper, tag = english.base(lower[group[-1]]) if group else "", tags[clause.verb]
+    helper, tag = english.base(lower[group[-1]]) if group else None, tags[clause.verb]
     fits = (tag == "VBN" and helper in ("be", "get")) if passive else tag in _AFTER_HELPER.get(helper, {"VB"})
     one = tags[finite] in _FINITE and [tags[i] in _FINITE for i in group] == [i == finite for i in group]
     return None if fits and auxiliary and one else "the arguments do not stand beside one finite verb"
