@@ -134,6 +134,7 @@ def test_the_caller_can_choose_the_symmetric_verbs():
     tree = S.format("(DT The) (NN nun)", "met", "(DT a) (NN judge)")
     assert swapped(tree, symmetric_verbs=()) == ["A judge met the nun."]
     assert swapped(tree, symmetric_verbs=None) == []
+    assert swapped(S.format("(PRP He)", "saw", "(PRP me)"), symmetric_verbs=("see",)) == []
     assert "frozenset" not in str(inspect.signature(semantic_role_swap))  # which help() would print in hash order
 
 

@@ -58,10 +58,11 @@ def semantic_role_swap(
         roles: The two roles to exchange.
         source: ``"frames"`` (the default without ``parser``): the sentence's frames. English also needs a tree, in
             which both arguments must belong to the verb's clause. ``"dependencies"``: subject and object, or passive
-            subject and agent, of Universal Dependencies. ``"constituents"``: the noun phrases beside the verb in
-            English phrase structure. A function: it returns ``{role: (start, end)}`` mappings over the words of a
-            sentence, with ``"V"`` for the verb if it is known. These spans are exchanged whether or not a pattern fits.
-            English without a tree then needs ``agreement="ignore"``.
+            subject and agent, of Universal Dependencies (English verbs need features, or Penn Treebank tags in
+            ``xpos``). ``"constituents"``: the noun phrases beside the verb in English phrase structure. A function: it
+            returns ``{role: (start, end)}`` mappings over the words of a sentence, with ``"V"`` for the verb if it is
+            known. These spans are exchanged whether or not a pattern fits. English without a tree then needs
+            ``agreement="ignore"``.
         label_policy: The label of a perturbed pair: ``"contradiction"``, ``"neutral"``, ``"not entailment"``,
             or a function from the old label to the new label (None leaves the pair out). Published data sets
             disagree, so there is no default for pairs with labels. Only a swap in an entailed hypothesis

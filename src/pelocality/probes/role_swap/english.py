@@ -81,8 +81,7 @@ DEFINITE = words("the this that these those")
 DETERMINERS = words("""a an the this that these those each every another some all no both many several few my your
     his her its our their one two three four five six seven eight nine ten""")
 _AUXILIARIES = {"MD": "can could may might must shall should will would ca wo cannot 'll 'd", "VBP": "am are have do",
-                "VBZ": "is has does", "VBD": "was were had did", "VBG": "being having",
-                "VBN": "been", "VB": "be"}  # fmt: skip
+    "VBZ": "is has does", "VBD": "was were had did", "VBG": "being having", "VBN": "been", "VB": "be"}  # fmt: skip
 AUXILIARIES = {word: tag for tag, listed in _AUXILIARIES.items() for word in words(listed)}
 VERB_GROUP = frozenset({"MD", "VBD", "VBP", "VBZ", "VB", "VBN", "VBG", "RB"})
 # The form of these verbs may have any tense.
@@ -114,8 +113,7 @@ MEASURE = re.compile(r"""(?x) (?: \w*(?:(?<!th)(?<!li)day|(?<!k)night|week|month
     october|november|december|tomorrow|mile|k?m|[cm]m|[km]g|lb|pace|step|foot|feet|inch|yard|pound|ounce|ton|percent|%|
     dollar|cent|euro|point|degree|bit|lot|deal|block|lap|way|half|distance|dozen|average|amount|home )(?:e?s)?""")
 # After "by", these say how something is done, and not who does it.
-MEANS = words("""method assay analysis technique mean means use procedure approach way process mail email phone hand
-    force""")
+MEANS = words("method assay analysis technique mean use procedure approach way process mail email phone hand force")
 PLURALS = words("teeth men women children people mice geese lice oxen cattle criteria phenomena alumni police")
 # Whether a verb after them is singular or plural is in doubt.
 VAGUE_NUMBER = words("""couple lot number majority bunch rest half dozen variety pair range most all some none group

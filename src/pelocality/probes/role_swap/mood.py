@@ -27,9 +27,8 @@ def is_negative(sentence: Sentence) -> bool:
 
 def mood_of(sentence: Sentence) -> Literal["declarative", "interrogative", "conditional"]:
     """Return the mood of a sentence: a question by its mark, a conditional by English words or the feature Mood."""
-    if any(map(_QUESTION.search, sentence.words)):
-        return "interrogative"
-    if sentence.language == "el" and any(map(_GREEK_QUESTION.search, sentence.words)):
+    marks = (_QUESTION, _GREEK_QUESTION) if sentence.language == "el" else (_QUESTION,)
+    if any(mark.search(word) for mark in marks for word in sentence.words):
         return "interrogative"
     by_word = sentence.language == "en" and _CONDITION.search(" ".join(sentence.words))
     return "conditional" if by_word or any(f.get("Mood") == "Cnd" for f in _features(sentence)) else "declarative"

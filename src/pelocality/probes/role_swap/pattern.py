@@ -18,9 +18,8 @@ _NOT_PLAIN = "an argument is not a plain noun phrase"
 _AFTER = "words after the last argument may belong to it"
 _OTHER_VERB = "another verb has the same subject"
 _FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
-_AFTER_HELPER = {"": _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
+_AFTER_HELPER = {None: _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
-_DEFINITE = frozenset({"PRP", "PRP$", "NNP"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
 _LINKS = english.words("because if unless although though since while when whenever until till before after once")
 _SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
@@ -80,9 +79,8 @@ class Clause:
     def passive(self) -> bool:
         """Whether the last argument is an agent: *by* stands before it, beside the verb or its particle."""
         particle = self.lower[self.verb + 1 : self.last[0] - 1]
-        return self.lower[self.last[0] - 1] == "by" and (
-            not particle or particle[0] in ("up", "down", "out", "off", "over")
-        )
+        by = self.lower[self.last[0] - 1] == "by"
+        return by and (not particle or particle[0] in ("up", "down", "out", "off", "over"))
 
     @cached_property
     def finite(self) -> int:
@@ -131,9 +129,9 @@ def reason_against(clause: Clause, candidate: Candidate, symmetric: frozenset[st
 def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | None:
     """Look for verbs whose arguments do not have two different roles."""
     lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
-    word, phrase = lower[clause.verb], lower[slice(*last)]
+    word, phrase, active = lower[clause.verb], lower[slice(*last)], not clause.passive
     verbs, head = {english.base(word), english.base(lemma)}, phrase[head_of(phrase, tags[slice(*last)])]
-    active, indefinite = not clause.passive, phrase[0] not in english.DEFINITE and tags[last[0]] not in _DEFINITE
+    indefinite = phrase[0] not in english.DEFINITE and tags[last[0]] not in ("PRP", "PRP$", "NNP")
     bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in english.INDEFINITE
     predicate = bare or (phrase[0] in ("a", "an") and "of" not in phrase)
     light = english.LIGHTER if bare else english.LIGHT if indefinite else frozenset()
@@ -162,7 +160,7 @@ def _check_group(clause: Clause) -> str | None:
     group = [finite] * (finite < clause.first[0])
     group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
     auxiliary = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) == "get" for i in group)
-    helper, tag = english.base(lower[group[-1]]) if group else "", tags[clause.verb]
+    helper, tag = english.base(lower[group[-1]]) if group else None, tags[clause.verb]
     fits = (tag == "VBN" and helper in ("be", "get")) if passive else tag in _AFTER_HELPER.get(helper, {"VB"})
     one = tags[finite] in _FINITE and [tags[i] in _FINITE for i in group] == [i == finite for i in group]
     return None if fits and auxiliary and one else "the arguments do not stand beside one finite verb"
@@ -182,9 +180,8 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
     # A parser may miss where a list or an apposition ends.
     if not plain or repeated or dotted or words[0] == "it" or ("," in words and not clause.gold):
         return _NOT_PLAIN
-    few = not english.NEGATIVE.isdisjoint(words)
     free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
-    if not (english.BOUND | english.ANY).isdisjoint(words) or (few and not free):
+    if not (english.BOUND | english.ANY).isdisjoint(words) or (not free and not english.NEGATIVE.isdisjoint(words)):
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
     # "changed my hat last term"
