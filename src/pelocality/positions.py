@@ -54,8 +54,8 @@ class Positions(Configurable):
         ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
             `half_life`, `monotonicity`, and of one coordinate `toeplitz_share`) round distances to multiples of this
             width. None: a ring has equal distances.
-        tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
-            coordinate, 0 for integers.
+        tolerance: How far coordinates, or distances, may differ and count as equal. None: the rounding of their dtype at the largest
+            coordinate, 0 for whole numbers as far as the dtype has each of them.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
 
@@ -69,7 +69,8 @@ class Positions(Configurable):
         TypeError: Coordinates that are not real numbers.
         ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, or
             a ring that is not above 0. Also coordinates (n,) that count up from their first value several times, such
-            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1).
+            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1). Also
+            coordinates whose dtype loses the differences, such as seconds since 1970 in float32.
 
     Note:
         Keys at the same place, such as the tokens of one sentence, count as one opposite key, with the mean of their
@@ -115,6 +116,8 @@ class Positions(Configurable):
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
+        if self._keys is not None:
+            self._refuse_merged(self.tolerance if tolerance is None else 0.0)
         self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
         if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
             _refuse_packed(self._keys[:, 0])
@@ -164,6 +167,7 @@ class Positions(Configurable):
         numbers = real_numbers("position_ids", position_ids)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
+        numbers = numbers.astype(np.int64)  # Differences of short integers overflow.
         return cls(numbers[:, None], sequence=np.cumsum(np.diff(numbers, prepend=numbers[:1] - 1) != 1))
 
     def __repr__(self) -> str:
@@ -269,7 +273,7 @@ class Positions(Configurable):
         exact = np.unique(np.concatenate([itself, *(np.unique(block) for block in blocks)]))
         exact = exact[np.isfinite(exact)]
         rounding = 8 * np.finfo(float).eps * exact[-1] if self.dimensions > 1 else 0.0  # norms round
-        tolerance = max(self.tolerance, rounding) if self.dimensions else 0.0
+        tolerance = max(self.tolerance, rounding)
         radius, index = _levels(exact, tolerance)
         last = np.flatnonzero(np.diff(index))
         ends = exact[last] + np.minimum(tolerance, exact[last + 1] - exact[last]) / 2
@@ -430,7 +434,7 @@ class Positions(Configurable):
 
     def _cut(self, chosen: slice) -> Self:
         if self._distances is not None:
-            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
+            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring, tolerance=self.tolerance)
         else:
             sequence = None if self._sequence is None else self._sequence[chosen]
             part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
@@ -454,6 +458,24 @@ class Positions(Configurable):
         whole = self._x.dtype.kind == self._y.dtype.kind == "i"
         x, y = ((each - self._y[0] * whole).astype(float) for each in (self._x, self._y))
         return x, y
+
+    def _refuse_merged(self, rounding: float) -> None:
+        """Refuse coordinates whose differences are lost: in float64, or in the rounding of their own dtype."""
+        eps = rounding / (max(np.abs(each).max() for each in self._exact) or 1)
+        for name, coordinates, points in zip(("keys", "queries"), (self._y, self._x), self._exact[::-1], strict=True):
+            for given, values in zip(np.sort(coordinates, 0).T, np.sort(points, 0).T, strict=True):
+                apart = np.diff(values) > rounding
+                start = np.append(True, apart)  # Values that follow closely are a run.
+                width = values - values[start][start.cumsum() - 1]
+                own = eps * np.abs(values[[0, -1]]).max()
+                # A sum over the axes, such as a rotation, has noise of the largest axis on all of them.
+                lost = (width > max(own, eps * np.abs(points).max() / 4)).any()
+                lost |= ((np.diff(values) == 0) & (np.diff(given) > 0)).any()  # integers beyond float64
+                lost |= own > 16 and not apart.all()  # The dtype does not have every whole number.
+                one_place = name == "keys" and points.shape[1] == 1 and rounding > 0 and not apart.any()
+                if lost or (one_place and len(values) > 1 and (width[-1] > 0 or eps > 1e-12)):
+                    advice = "give float64 or integers, subtract the first one, or set tolerance="
+                    raise ValueError(f"{name} differ by no more than the rounding of their dtype; {advice}")
 
     def _points(self, rows: Any, device: torch.device) -> tuple[Tensor, Tensor]:
         x, y = self._exact
@@ -517,17 +539,26 @@ def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
         raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
-    square = coordinates.shape[0] == coordinates.shape[1] > 3  # few points may have as many coordinates
-    if square and (coordinates == coordinates.T).all() and not coordinates.diagonal().any():
-        raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
     if coordinates.dtype.kind in "iu":
+        if max(int(coordinates.max()), -int(coordinates.min())) > 2**62:
+            raise ValueError(f"{name} must be at most 2**62, got {coordinates.max()}; subtract the first one")
         return coordinates.astype(np.int64), 0.0
-    coordinates = coordinates.astype(np.float64)
+    coordinates, eps = coordinates.astype(np.float64), max(_epsilon(given), float(np.finfo(float).eps))
     largest = float(np.abs(coordinates).max())
     if not largest < 1e150:  # squares must be finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
-    precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
-    return coordinates, 8 * float(precision.eps) * largest
+    exact = largest <= 2 / eps and bool((coordinates == coordinates.round()).all())
+    return coordinates, 0.0 if exact else 8 * eps * largest
+
+
+def _epsilon(given: Any) -> float:
+    """Return the rounding of floating-point numbers, in a list of the coarsest; 0 for other numbers."""
+    if isinstance(given, list | tuple):
+        return max(map(_epsilon, given))
+    if hasattr(given, "detach"):
+        return float(torch.finfo(given.dtype).eps) if given.is_floating_point() else 0.0
+    dtype = np.asarray(given).dtype
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
 
 def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integers:
