@@ -54,8 +54,8 @@ class Positions(Configurable):
         ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
             `half_life`, `monotonicity`, and of one coordinate `toeplitz_share`) round distances to multiples of this
             width. None: a ring has equal distances.
-        tolerance: How far coordinates, or distances, may differ and count as equal. None: the rounding of their dtype at the largest
-            coordinate, 0 for whole numbers as far as the dtype has each of them.
+        tolerance: How far coordinates, or distances, may differ and count as equal. None: 0 for distances and for whole
+            numbers, as far as the dtype has each of them; otherwise its rounding at the largest coordinate.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
 

@@ -263,10 +263,10 @@ def mean_over_groups(
 
     Rows of one group (the perturbations or the words of one sentence) may depend on each other in any way.
 
-    *Binary outcomes*, values that are all ``least`` or ``most``, get the exact interval of a proportion (Clopper and
-    Pearson, 1934), with the effective number of rows $n$ for the number of rows, as by Korn and Graubard (1998). See
-    `wilson_over_groups`; $n$ is the number of rows if each is a group. With $k$ the share of ``most`` times $n$, the ends
-    are quantiles of the distributions Beta(k, n - k + 1) and Beta(k + 1, n - k).
+    *Binary outcomes* get the exact interval of a proportion (Clopper and Pearson, 1934). These are values that are all
+    ``least`` or ``most``. With the effective number of rows $n$ (see `wilson_over_groups`; all rows if each is a group)
+    and $k$ the share of ``most`` times $n$, the ends of this share are quantiles of the distributions Beta(k, n - k +
+    1) and Beta(k + 1, n - k), as by Korn and Graubard (1998).
 
     *Differences of paired proportions* get the interval of Bonett and Price (2012). These are values that are all
     ``least``, ``most`` or the middle of the two, such as -1, 0 and 1. With the shares $\hat p_+$ of ``most`` and

@@ -155,12 +155,12 @@ def past_locality(
         weights = weights_by_position(matrices)
         sums = []
         for block in row_blocks(weights):
-            before = offsets(matrices, block) < 0
-            distance = distances(matrices, block).masked_fill(~before, torch.inf)
-            # NaN for a query without a past
-            further = (distance - distance.amin(-1, keepdim=True)).nan_to_num(torch.inf)
+            offset = offsets(matrices, block).double()
+            before = offset < 0
+            offset = offset.masked_fill(~before, -torch.inf)
+            nearness = torch.exp2(offset - offset.amax(-1, keepdim=True)).to(weights.dtype)  # NaN without a past
             past = weights[:, block] * before
-            sums.append(torch.stack([(past * torch.exp2(-further)).sum(-1), past.sum(-1)]))
+            sums.append(torch.stack([(past * nearness.nan_to_num(0)).sum(-1), past.sum(-1)]))
         near, mass = torch.cat(sums, -1)
         values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
