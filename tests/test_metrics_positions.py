@@ -504,6 +504,24 @@ def test_points_may_have_as_many_coordinates_also_if_these_look_like_distances(n
     assert torch.equal(Positions(points).distance, points.double() * 2**0.5)
 
 
+@pytest.mark.parametrize(("n", "d"), [(12, 12), (20, 30), (9, 70)])
+def test_displacements_along_many_axes_are_told_apart(n, d):
+    points = np.random.default_rng(0).integers(0, 9, (n, d)) / 8
+    points = np.concatenate([points, 1 - points])  # mirrored at a point that is no key
+    places, middle = Positions(points), Positions(points, queries=np.full((1, d), 0.5))
+    vectors = {tuple(step) for step in (points - points[:, None]).reshape(-1, d)}
+    assert places.displacement_count == len(vectors) == len(places.displacements_of().unique())
+    assert (middle.pairs(slice(None))[0] >= 0).sum() == 2 * n
+
+
+def test_the_nearest_key_of_the_past_may_be_far():
+    attention = random_attention(1, 9)
+    expected = metrics.past_locality(attention, positions=Positions(range(9), queries=[9]))
+    for dtype, far in itertools.product((torch.float32, torch.float64), (1e4, 1e9)):
+        found = metrics.past_locality(attention.to(dtype), positions=Positions(range(9), queries=[far]))
+        assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
 WHOLE = [torch.arange(2e6, 2e6 + 9), torch.arange(240, 249).half(), np.arange(9) + 1.7e9, np.arange(9) + 2**60]
 SECONDS = [1.7e9 + i for i in range(9)]
 MERGED = {
@@ -517,7 +535,7 @@ MERGED = {
     "float16 shares": torch.linspace(0, 1, 256).half(),
     "fine and coarse axes": np.stack([np.linspace(0, 3600, 9), np.arange(9) * 0.001], 1).astype(np.float32),
     "integers that float64 merges": [0, 2**60, 2**60 + 1],
-    "beyond int64": np.array([2**64 - 1, 0], np.uint64),
+    "integers beyond int64": np.array([2**64 - 1, 2**64 - 2], np.uint64),
 }
 
 

@@ -90,7 +90,7 @@ class Positions(Configurable):
         tensor([2., 1., 0., inf, inf], dtype=torch.float64)
     """
 
-    _whole: tuple[Self, slice] | None = None  # the positions of which these are a part, and which part
+    _whole: Self | None = None  # the positions of which these are a part
 
     def __init__(
         self,
@@ -249,10 +249,6 @@ class Positions(Configurable):
 
         An infinite distance has the number behind the last.
         """
-        if self._whole is not None:
-            whole, chosen = self._whole
-            inside = range(*chosen.indices(whole.shape[0]))[rows]
-            return whole.steps(slice(inside.start, inside.stop), device)[:, chosen]
         return self._kept(self._search_steps, rows, device)
 
     def _search_steps(self, rows: Any, device: torch.device) -> Tensor:
@@ -266,7 +262,7 @@ class Positions(Configurable):
     def _rings(self) -> tuple[Floats, Floats]:
         """The distances that occur, rounded to rings, from 0 on, (r,), and how far each but the last reaches."""
         if self._whole is not None:
-            return self._whole[0]._rings
+            return self._whole._rings
         both_ways = self._queries is None and self._distances is None  # the way back is as long
         blocks = (self.distances_of(rows)[:, rows.start * both_ways :] for rows in self._blocks())
         itself = [0.0]  # Distance 0 is a ring even where no key is.
@@ -312,30 +308,38 @@ class Positions(Configurable):
     @property
     def displacement_count(self) -> int:
         """The number of different displacements."""
-        return len(self.profile_distances if self._vectors is None else self._vectors)
+        return len(self.profile_distances if self._vectors is None else self._vectors[-1])
 
     def _search_vectors(self, rows: slice, device: torch.device) -> Tensor:
         assert self._vectors is not None
-        vectors, codes = as_tensor(self._vectors).to(device), self._coded_vectors(rows, device)
-        return torch.searchsorted(vectors, codes).masked_fill_(codes < 0, len(vectors))
+        return self._coded_vectors(rows, self._vectors, device)
 
     @cached_property
     @_outside_of_transforms()
-    def _vectors(self) -> Integers | None:
-        """The codes of the displacements that occur, rising; None where they are the `profile_distances`."""
+    def _vectors(self) -> list[Integers] | None:
+        """The codes of displacements along the first axes, rising, and so on; None: as the `profile_distances`."""
         if self.dimensions == 0 or (self.dimensions == 1 and self.ring is None):
             return None
-        codes = np.unique(np.concatenate([np.unique(self._coded_vectors(rows)) for rows in self._blocks()]))
-        return codes[codes >= 0]
+        along: list[Integers] = []
+        for _ in self._axes:
+            codes = np.unique(np.concatenate([np.unique(self._coded_vectors(rows, along)) for rows in self._blocks()]))
+            along.append(codes[codes >= 0])
+        return along
 
-    def _coded_vectors(self, rows: slice, device: torch.device = _CPU) -> Tensor:
-        """Return a code of the displacement from each of these queries to each key, (rows, n), -1 between sequences."""
+    def _coded_vectors(self, rows: slice, along: list[Integers], device: torch.device = _CPU) -> Tensor:
+        """Return codes of the displacements from these queries to each key along the axes up to the next, (rows, n).
+
+        A code is the number of the displacement along the axes before, and the step along the next axis; between
+        sequences it is -1. Along all axes, return the number, or how many there are.
+        """
         code = torch.zeros((), dtype=torch.int64, device=device)
-        for axis, (of_query, of_key) in self._axes:  # An axis of a grid has few places.
-            queries, place = np.unique(of_query[rows], return_inverse=True)
+        for depth, (axis, (of_query, of_key)) in enumerate(self._axes[: len(along) + 1]):
+            queries, place = np.unique(of_query[rows], return_inverse=True)  # An axis of a grid has few places.
             steps = axis._search_steps(queries, _CPU).numpy()
             code = code * len(axis.profile_distances) + _table(steps, place, of_key, device)
-        return self._in_sequences(code, -1, rows)
+            if depth < len(along):
+                code = _number_of(along[depth], code)
+        return self._in_sequences(code, len(along[-1]) if len(along) == len(self._axes) else -1, rows)
 
     @cached_property
     def _axes(self) -> list[tuple[Self, tuple[Integers, Integers]]]:
@@ -363,10 +367,10 @@ class Positions(Configurable):
 
     # ---- places
 
-    @cached_property
+    @property
     def places(self) -> Integers:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
+        return self._coded_places[0]
 
     @cached_property
     def has_own_places(self) -> bool:
@@ -386,19 +390,18 @@ class Positions(Configurable):
         return self._kept(self._search_pairs, rows, device)
 
     def _search_pairs(self, rows: slice, device: torch.device) -> Tensor:
-        key, *of_codes, axes = self._coded_places
+        places, axes = self._coded_places
+        key = np.unique(places, return_index=True)[1]  # one at each place
         code = torch.zeros((), dtype=torch.int64, device=device)
         if self._sequence is not None:
             code = as_tensor(self._sequence[rows, None]).to(device)
-        for x, (level, of_place) in zip(self._exact[0].T, axes, strict=True):
+        for x, (level, of_key, codes) in zip(self._exact[0].T, axes, strict=True):
             queries, of_query = np.unique(x[rows], return_inverse=True)
             mirrored = 2 * queries[:, None] - level
             near = np.searchsorted((level[1:] + level[:-1]) / 2, mirrored)
             near = np.where(abs(level[near] - mirrored) <= 4 * self.tolerance, near, len(level))
-            code = code * (len(level) + 1) + _table(near, of_query, of_place, device)
-        codes, place = (as_tensor(each).to(device) for each in of_codes)
-        at = torch.searchsorted(codes, code).clamp_(max=len(codes) - 1)
-        opposite = self._in_sequences(torch.where(codes[at] == code, place[at], -1), -1, rows, key)
+            code = _number_of(codes, code * (len(level) + 1) + _table(near, of_query, of_key[key], device))
+        opposite = self._in_sequences(torch.where(code < len(key), code, -1), -1, rows, key)
         first = opposite > torch.arange(opposite.shape[1], device=device)  # each pair once
         query, left = first.nonzero(as_tuple=True)
         column = first.cumsum(-1)[query, left] - 1
@@ -407,15 +410,17 @@ class Positions(Configurable):
         return pairs
 
     @cached_property
-    def _coded_places(self) -> tuple[Integers, Integers, Integers, list[tuple[Floats, Integers]]]:
-        """A key at each place; the codes of places, rising, and whose they are; levels along each axis, and whose."""
-        key = np.unique(self.places, return_index=True)[1]
-        axes = [_levels(y, self.tolerance) for y in self._exact[1][key].T]
-        code = np.zeros(len(key), np.int64) if self._sequence is None else self._sequence[key]
-        for level, of_place in axes:
-            code = code * (len(level) + 1) + of_place
-        place = np.argsort(code)
-        return key, code[place], place, axes
+    def _coded_places(self) -> tuple[Integers, list[tuple[Floats, Integers, Integers]]]:
+        """The number of each key's place, and along each axis: levels, that of each key, and codes, rising.
+
+        A code is the number of the place along the axes before, and the level along this one.
+        """
+        number, axes = np.zeros(1, np.int64) if self._sequence is None else self._sequence, []
+        for y in self._exact[1].T:
+            level, of_key = _levels(y, self.tolerance)
+            codes, number = np.unique(number * (len(level) + 1) + of_key, return_inverse=True)
+            axes.append((level, of_key, codes))
+        return number, axes
 
     def order_of(self, which: str) -> Tensor:
         """Return the order of the "queries" or the "keys" along the line, (m,) or (n,); equal ones share a number."""
@@ -433,12 +438,11 @@ class Positions(Configurable):
         return self.placed if chosen == slice(0, self.shape[1]) else self._cut(chosen)
 
     def _cut(self, chosen: slice) -> Self:
-        if self._distances is not None:
-            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring, tolerance=self.tolerance)
-        else:
-            sequence = None if self._sequence is None else self._sequence[chosen]
-            part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
-        part._whole = self, chosen
+        of_tokens = {"keys": self._keys, "sequence": self._sequence}
+        arguments = {name: None if each is None else each[chosen] for name, each in of_tokens.items()}
+        apart = None if self._distances is None else self._distances[chosen, chosen]
+        part = type(self)(**arguments, distances=apart, ring=self.ring, tolerance=self.tolerance)
+        part._whole = self
         return part
 
     # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
@@ -517,6 +521,13 @@ def _searched(ends: Tensor, values: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.searchsorted(ends, ordered)).reshape(values.shape)
 
 
+def _number_of(codes: Integers, code: Tensor) -> Tensor:
+    """Return the number of each code among rising codes, or how many there are where it is none of them."""
+    known = as_tensor(codes).to(code.device)
+    number = torch.searchsorted(known, code).clamp_(max=len(codes) - 1)
+    return torch.where(known[number] == code, number, len(codes))
+
+
 def _table(numbers: Integers, row: Integers, column: Integers, device: torch.device) -> Tensor:
     """Return the numbers of these rows and columns."""
     table, of_row, of_column = (as_tensor(each).to(device) for each in (numbers, row, column))
@@ -539,9 +550,7 @@ def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
         raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
-    if coordinates.dtype.kind in "iu":
-        if max(int(coordinates.max()), -int(coordinates.min())) > 2**62:
-            raise ValueError(f"{name} must be at most 2**62, got {coordinates.max()}; subtract the first one")
+    if coordinates.dtype.kind in "iu" and np.abs(coordinates.astype(float)).max() < 2**62:
         return coordinates.astype(np.int64), 0.0
     coordinates, eps = coordinates.astype(np.float64), max(_epsilon(given), float(np.finfo(float).eps))
     largest = float(np.abs(coordinates).max())
@@ -585,28 +594,17 @@ def _distances(given: Any) -> Floats:
     return matrix
 
 
-def _numbered(vectors: Floats, tolerance: float, codes: Integers | int = 0) -> Integers:
-    """Return the number of each vector (..., d), from 0 on, (...); equal vectors of equal codes share a number."""
-    for axis in range(vectors.shape[-1]):
-        level, index = _levels(vectors[..., axis], tolerance)
-        codes = np.unique(codes * len(level) + index, return_inverse=True)[1].reshape(index.shape)
-    return np.asarray(codes)
-
-
 def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
-    """Return the different finite values, rising, and which of them each value is, -1 for an infinite one.
+    """Return the different values, rising, and which of them each value is.
 
     Values that differ by at most the tolerance are one level. Where they follow each other so closely that a level
     would be wider than twice that, it is cut.
     """
-    finite = np.isfinite(values)
-    different, index = np.unique(values[finite], return_inverse=True)
-    levels = np.full(values.shape, -1, np.int64)
+    different, index = np.unique(values, return_inverse=True)
     if tolerance > 0 and len(different) > 1:
         run = np.concatenate([[0], np.cumsum(np.diff(different) > tolerance)])  # values that follow closely are a run
         start = different[np.unique(run, return_index=True)[1]][run]
         piece = np.where(different - start > 2 * tolerance, (different - start) // tolerance, 0)
         level = np.concatenate([[0], np.cumsum((np.diff(run) > 0) | (np.diff(piece) > 0))])
         different, index = different[np.unique(level, return_index=True)[1]], level[index]
-    levels[finite] = index
-    return different, levels
+    return different, index
