@@ -11,6 +11,7 @@ from pelocality.metrics._by_position import (
     distances,
     offsets,
     profile,
+    radii,
     row_sums,
     seen_keys,
     sum_over_keys,
@@ -324,8 +325,6 @@ def window(
         matrices = matrices._replace(weights=matrices.weights.detach())
         if rows:
             return _window_of_rows(matrices, share)
-        if matrices.positions is None:
-            return window_of_profile(profile(matrices), share)
         mass, _, radius = sums_by_ring(matrices)
         return radius[narrowest(mass, share)]
 
@@ -334,19 +333,13 @@ def window(
 
 def _window_of_rows(matrices: Matrices, share: float) -> Tensor:
     """Return `window` of every query, (batch, m)."""
-    weights, windows = weights_by_position(matrices), []
-    positions, device = matrices.positions, weights.device
-    n = weights.shape[-1]
-    radius = (
-        torch.arange(n, device=device)
-        if positions is None
-        else positions.profile_distances[positions.here :].to(device)
-    )
+    weights, positions, radius = weights_by_position(matrices), matrices.positions, radii(matrices)
+    device, windows = weights.device, []
     for rows in row_blocks(weights):
         step = offsets(matrices, rows) if positions is None else positions.steps(rows, device).long() - positions.here
         ring, part = step.abs().clamp(max=len(radius) - 1), weights[:, rows].double()  # no weight is infinitely far
         by_ring = part.new_zeros(*part.shape[:-1], len(radius)).scatter_add(-1, ring.expand(part.shape), part)
-        windows.append(radius.double()[narrowest(by_ring, share)])
+        windows.append(radius[narrowest(by_ring, share)])
     return torch.cat(windows, -1)
 
 
@@ -414,8 +407,6 @@ def half_life(
         # Numbers of few digits, such as powers of 2, need not have been rounded to them.
         bare_float64 = matrices.dtype is None and matrices.weights.dtype == torch.float64
         dtype = torch.float64 if bare_float64 else matrices.precision
-        if matrices.positions is None:
-            return half_life_of_profile(profile(matrices), side, dtype)
         sums, counts, radius = sums_by_ring(matrices, side)
         return _half_life(ratio(sums, counts)[..., 1:], radius[1:], dtype)
 

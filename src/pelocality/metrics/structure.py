@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality._transforms import transformed
 from pelocality.metrics._by_position import (
     of_each_key,
     offsets,
@@ -233,19 +232,14 @@ def entropy(
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
         support = visible_counts(matrices)
-        differentiated = weights.requires_grad or transformed(weights)
-        nats = torch.cat([_nats(weights[:, rows], differentiated) for rows in row_blocks(weights)], -1)
+        parts = (weights[:, rows] for rows in row_blocks(weights))
+        # The gradient at a weight of 0 is that of 1, 0.
+        nats = torch.cat([torch.special.entr(torch.where(part > 0, part, 1)).sum(-1) for part in parts], -1)
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     sees: dict[str, Any] = {"causal": causal, "visible": visible}
     return map_with_visible(attention, kernel, positions, mask, without_first, **sees, rows=rows, any_shape=True)
-
-
-def _nats(weights: Tensor, differentiated: bool) -> Tensor:
-    """Return the entropy of every row, whose gradient at a weight of 0 is 0."""
-    nats: Tensor = torch.special.entr(torch.where(weights > 0, weights, 1) if differentiated else weights)
-    return nats.sum(-1)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:
