@@ -507,11 +507,16 @@ def test_points_may_have_as_many_coordinates_also_if_these_look_like_distances(n
 @pytest.mark.parametrize(("n", "d"), [(12, 12), (20, 30), (9, 70)])
 def test_displacements_along_many_axes_are_told_apart(n, d):
     points = np.random.default_rng(0).integers(0, 9, (n, d)) / 8
-    points = np.concatenate([points, 1 - points])  # mirrored at a point that is no key
-    places, middle = Positions(points), Positions(points, queries=np.full((1, d), 0.5))
-    vectors = {tuple(step) for step in (points - points[:, None]).reshape(-1, d)}
+    vectors, places = {tuple(step) for step in (points - points[:, None]).reshape(-1, d)}, Positions(points)
     assert places.displacement_count == len(vectors) == len(places.displacements_of().unique())
-    assert (middle.pairs(slice(None))[0] >= 0).sum() == 2 * n
+
+
+def test_places_that_are_opposite_along_all_axes_but_the_first_are_no_pair():
+    points = np.random.default_rng(0).integers(0, 3, (9, 40))
+    for first, pairs in ((2 - points[:, :1], 9), (np.full((9, 1), 3), 0)):
+        keys = np.concatenate([points, np.concatenate([first, 2 - points[:, 1:]], 1)])
+        found = Positions(keys, queries=np.ones((1, 40))).pairs(slice(None))
+        assert (found[0, 0] >= 0).sum() == pairs
 
 
 def test_the_nearest_key_of_the_past_may_be_far():
