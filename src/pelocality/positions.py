@@ -167,8 +167,8 @@ class Positions(Configurable):
         numbers = real_numbers("position_ids", position_ids)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
-        numbers = numbers.astype(np.int64)  # Differences of short integers overflow.
-        return cls(numbers[:, None], sequence=np.cumsum(np.diff(numbers, prepend=numbers[:1] - 1) != 1))
+        begins = np.diff(numbers.astype(np.int64)) != 1  # Differences of short integers overflow.
+        return cls(numbers[:, None], sequence=np.append(0, np.cumsum(begins)))
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -264,9 +264,8 @@ class Positions(Configurable):
         if self._whole is not None:
             return self._whole._rings
         both_ways = self._queries is None and self._distances is None  # the way back is as long
-        blocks = (self.distances_of(rows)[:, rows.start * both_ways :] for rows in self._blocks())
-        itself = [0.0]  # Distance 0 is a ring even where no key is.
-        exact = np.unique(np.concatenate([itself, *(np.unique(block) for block in blocks)]))
+        blocks = (np.unique(self.distances_of(rows)[:, rows.start * both_ways :]) for rows in self._blocks())
+        exact = np.unique(np.concatenate([[0.0], *blocks]))  # Distance 0 is a ring even where no key is.
         exact = exact[np.isfinite(exact)]
         rounding = 8 * np.finfo(float).eps * exact[-1] if self.dimensions > 1 else 0.0  # norms round
         tolerance = max(self.tolerance, rounding)
@@ -303,43 +302,40 @@ class Positions(Configurable):
         Displacements are vectors; of positions that are distances, which have no direction, the distance. Vectors that
         are equal up to the tolerance are one. An infinite distance has the number behind the last.
         """
-        return (self.steps if self._vectors is None else partial(self._kept, self._search_vectors))(rows, device)
+        return (partial(self._kept, self._coded_vectors) if self._vectors else self.steps)(rows, device)
 
     @property
     def displacement_count(self) -> int:
         """The number of different displacements."""
-        return len(self.profile_distances if self._vectors is None else self._vectors[-1])
-
-    def _search_vectors(self, rows: slice, device: torch.device) -> Tensor:
-        assert self._vectors is not None
-        return self._coded_vectors(rows, self._vectors, device)
+        return len(self._vectors[-1] if self._vectors else self.profile_distances)
 
     @cached_property
     @_outside_of_transforms()
-    def _vectors(self) -> list[Integers] | None:
-        """The codes of displacements along the first axes, rising, and so on; None: as the `profile_distances`."""
+    def _vectors(self) -> list[Integers]:
+        """For each axis, the codes of the displacements up to there, rising; none if they are `profile_distances`."""
         if self.dimensions == 0 or (self.dimensions == 1 and self.ring is None):
-            return None
-        along: list[Integers] = []
+            return []
+        found: list[Integers] = []
         for _ in self._axes:
-            codes = np.unique(np.concatenate([np.unique(self._coded_vectors(rows, along)) for rows in self._blocks()]))
-            along.append(codes[codes >= 0])
-        return along
+            blocks = [np.unique(self._coded_vectors(rows, _CPU, found)) for rows in self._blocks()]
+            codes = np.unique(np.concatenate(blocks))
+            found.append(codes[codes >= 0])
+        return found
 
-    def _coded_vectors(self, rows: slice, along: list[Integers], device: torch.device = _CPU) -> Tensor:
-        """Return codes of the displacements from these queries to each key along the axes up to the next, (rows, n).
+    def _coded_vectors(self, rows: slice, device: torch.device, found: list[Integers] | None = None) -> Tensor:
+        """Return the number of the displacement from each of these queries to each key, (rows, n).
 
-        A code is the number of the displacement along the axes before, and the step along the next axis; between
-        sequences it is -1. Along all axes, return the number, or how many there are.
+        While codes of some axes alone are ``found``, return codes up to the next axis instead: of the number of the
+        displacement along these axes, and the step along the next one; -1 between sequences.
         """
         code = torch.zeros((), dtype=torch.int64, device=device)
-        for depth, (axis, (of_query, of_key)) in enumerate(self._axes[: len(along) + 1]):
+        by_axis = self._vectors if found is None else [*found, None]
+        for (axis, (of_query, of_key)), codes in zip(self._axes, by_axis, strict=False):
             queries, place = np.unique(of_query[rows], return_inverse=True)  # An axis of a grid has few places.
             steps = axis._search_steps(queries, _CPU).numpy()
             code = code * len(axis.profile_distances) + _table(steps, place, of_key, device)
-            if depth < len(along):
-                code = _number_of(along[depth], code)
-        return self._in_sequences(code, len(along[-1]) if len(along) == len(self._axes) else -1, rows)
+            code = code if codes is None else _number_of(codes, code)
+        return self._in_sequences(code, self.displacement_count if found is None else -1, rows)
 
     @cached_property
     def _axes(self) -> list[tuple[Self, tuple[Integers, Integers]]]:
@@ -468,16 +464,15 @@ class Positions(Configurable):
         eps = rounding / (max(np.abs(each).max() for each in self._exact) or 1)
         for name, coordinates, points in zip(("keys", "queries"), (self._y, self._x), self._exact[::-1], strict=True):
             for given, values in zip(np.sort(coordinates, 0).T, np.sort(points, 0).T, strict=True):
-                apart = np.diff(values) > rounding
-                start = np.append(True, apart)  # Values that follow closely are a run.
+                start = np.append(True, np.diff(values) > rounding)  # Values that follow closely are a run.
                 width = values - values[start][start.cumsum() - 1]
                 own = eps * np.abs(values[[0, -1]]).max()
                 # A sum over the axes, such as a rotation, has noise of the largest axis on all of them.
                 lost = (width > max(own, eps * np.abs(points).max() / 4)).any()
                 lost |= ((np.diff(values) == 0) & (np.diff(given) > 0)).any()  # integers beyond float64
-                lost |= own > 16 and not apart.all()  # The dtype does not have every whole number.
-                one_place = name == "keys" and points.shape[1] == 1 and rounding > 0 and not apart.any()
-                if lost or (one_place and len(values) > 1 and (width[-1] > 0 or eps > 1e-12)):
+                lost |= own > 16 and not start.all()  # The dtype does not have every whole number.
+                one_place = name == "keys" and points.shape[1] == 1 and len(values) > 1 and not start[1:].any()
+                if lost or (one_place and (width[-1] > 0 or eps > 1e-12)):  # float64 may mean one place
                     advice = "give float64 or integers, subtract the first one, or set tolerance="
                     raise ValueError(f"{name} differ by no more than the rounding of their dtype; {advice}")
 

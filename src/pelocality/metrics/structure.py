@@ -163,13 +163,12 @@ def _side_by_ring(matrices: Matrices, positions: Positions, weights: Tensor, sig
     rising = mass_beyond = weights.new_zeros(len(weights), dtype=torch.float64)
     followed = torch.zeros((), dtype=torch.int64, device=weights.device)
     for rows in row_blocks(weights):
-        step, last = positions.steps(rows, weights.device) - positions.here, len(positions.profile_distances)
-        hidden = step >= last - positions.here
-        if positions.has_directions:
-            hidden |= offsets(matrices, rows) * sign < 0
-        ordered, order = step.abs().masked_fill(hidden, last).sort(-1)
-        ring = torch.empty_like(order)  # the number of each key's ring among those around its query
-        ring.scatter_(-1, order, (ordered.diff(dim=-1, prepend=ordered[:, :1]) > 0).cumsum(-1))
+        step, last = positions.steps(rows, weights.device), len(positions.profile_distances)
+        other_side = offsets(matrices, rows) * sign < 0 if positions.has_directions else False
+        hidden = (step == last) | other_side
+        ordered, order = (step - positions.here).abs().masked_fill(hidden, last).sort(-1)
+        rank = (ordered.diff(dim=-1, prepend=ordered[:, :1]) > 0).cumsum(-1)
+        ring = torch.empty_like(order).scatter_(-1, order, rank)  # among the rings that occur around a query
         part = weights[:, rows].masked_fill(hidden, 0).double()
         mass = part.new_zeros(*part.shape[:-1], int(ring.max()) + 1).scatter_add(-1, ring.expand(part.shape), part)
         numbers = torch.zeros_like(mass[0]).scatter_add(-1, ring, (~hidden).double())
