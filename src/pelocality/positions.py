@@ -435,7 +435,7 @@ class Positions(Configurable):
 
     def _cut(self, chosen: slice) -> Self:
         of_tokens = {"keys": self._keys, "sequence": self._sequence}
-        arguments = {name: None if each is None else each[chosen] for name, each in of_tokens.items()}
+        arguments: dict[str, Any] = {name: each if each is None else each[chosen] for name, each in of_tokens.items()}
         apart = None if self._distances is None else self._distances[chosen, chosen]
         part = type(self)(**arguments, distances=apart, ring=self.ring, tolerance=self.tolerance)
         part._whole = self
