@@ -472,7 +472,7 @@ class Positions(Configurable):
                 lost |= ((np.diff(values) == 0) & (np.diff(given) > 0)).any()  # integers beyond float64
                 lost |= own > 16 and not start.all()  # The dtype does not have every whole number.
                 one_place = name == "keys" and points.shape[1] == 1 and len(values) > 1 and not start[1:].any()
-                if lost or (one_place and (width[-1] > 0 or eps > 1e-12)):  # float64 may mean one place
+                if lost or (one_place and (width[-1] > 0 or eps > 1e-12)):  # Equal numbers of float64 are one place.
                     advice = "give float64 or integers, subtract the first one, or set tolerance="
                     raise ValueError(f"{name} differ by no more than the rounding of their dtype; {advice}")
 
