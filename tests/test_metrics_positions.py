@@ -488,6 +488,7 @@ def test_half_life_of_numbers_with_few_digits_is_that_of_their_own_precision():
     assert torch.equal(attention.bfloat16().double(), attention)
     assert metrics.half_life(attention).isfinite()
     assert metrics.half_life(attention, positions=Positions(range(64), ring=1)).isfinite()
+    assert metrics.half_life(attention, without_first=1) == metrics.half_life(metrics.crop(attention, 1))
 
 
 def test_rings_round_the_displacements_of_a_line():

@@ -405,7 +405,7 @@ def half_life(
 
     def kernel(matrices: Matrices) -> Tensor:
         # Numbers of few digits, such as powers of 2, need not have been rounded to them.
-        bare_float64 = matrices.dtype is None and matrices.weights.dtype == torch.float64
+        bare_float64 = getattr(attention, "precision", None) is None and matrices.weights.dtype == torch.float64
         dtype = torch.float64 if bare_float64 else matrices.precision
         sums, counts, radius = sums_by_ring(matrices, side)
         return _half_life(ratio(sums, counts)[..., 1:], radius[1:], dtype)
