@@ -334,7 +334,7 @@ def test_diagonality_reads_the_order_of_queries_and_keys_from_positions():
 
 
 WRONG = {
-    "keys": [Positions.grid(4, 4).distance, torch.zeros(2, 4, 2), [math.nan] * 16],
+    "keys": [torch.zeros(2, 4, 2), [math.nan] * 16],
     "positions": [Positions.grid(3, 3), Positions.grid(4, 4, before=1), torch.zeros(2, 16)],
 }
 
@@ -488,6 +488,7 @@ def test_half_life_of_numbers_with_few_digits_is_that_of_their_own_precision():
     assert torch.equal(attention.bfloat16().double(), attention)
     assert metrics.half_life(attention).isfinite()
     assert metrics.half_life(attention, positions=Positions(range(64), ring=1)).isfinite()
+    assert metrics.half_life(attention, without_first=1) == metrics.half_life(metrics.crop(attention, 1))
 
 
 def test_rings_round_the_displacements_of_a_line():
@@ -497,10 +498,88 @@ def test_rings_round_the_displacements_of_a_line():
     assert metrics.toeplitz_share(attention, positions=Positions(seconds, ring=2.0)) < 0.2
 
 
-def test_few_points_may_have_as_many_coordinates():
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 16])
+def test_points_may_have_as_many_coordinates_also_if_these_look_like_distances(n):
     assert Positions.grid(2, 1).shape == (2, 2)
-    assert Positions([[0, 1], [1, 0]]).distance[0, 1] == pytest.approx(2**0.5)
-    assert Positions([[0, 2, 1], [3, 0, 1], [1, 1, 0]]).dimensions == 3
+    points = torch.ones(n, n) - torch.eye(n)
+    assert torch.equal(Positions(points).distance, points.double() * 2**0.5)
+
+
+@pytest.mark.parametrize(("n", "d"), [(12, 12), (20, 30), (9, 70)])
+def test_displacements_along_many_axes_are_told_apart(n, d):
+    points = np.random.default_rng(0).integers(0, 9, (n, d)) / 8
+    vectors, places = {tuple(step) for step in (points - points[:, None]).reshape(-1, d)}, Positions(points)
+    assert places.displacement_count == len(vectors) == len(places.displacements_of().unique())
+
+
+def test_places_that_are_opposite_along_all_axes_but_the_first_are_no_pair():
+    points = np.random.default_rng(0).integers(0, 3, (9, 40))
+    for first, pairs in ((2 - points[:, :1], 9), (np.full((9, 1), 3), 0)):
+        keys = np.concatenate([points, np.concatenate([first, 2 - points[:, 1:]], 1)])
+        found = Positions(keys, queries=np.ones((1, 40))).pairs(slice(None))
+        assert (found[0, 0] >= 0).sum() == pairs
+
+
+def test_the_nearest_key_of_the_past_may_be_far():
+    attention = random_attention(1, 9)
+    expected = metrics.past_locality(attention, positions=Positions(range(9), queries=[9]))
+    for dtype, far in itertools.product((torch.float32, torch.float64), (1e4, 1e9)):
+        found = metrics.past_locality(attention.to(dtype), positions=Positions(range(9), queries=[far]))
+        assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
+WHOLE = [torch.arange(2e6, 2e6 + 9), torch.arange(240, 249).half(), np.arange(9) + 1.7e9, np.arange(9) + 2**60]
+SECONDS = [1.7e9 + i for i in range(9)]
+MERGED = {
+    "float32 seconds": torch.tensor(SECONDS),
+    "float32 seconds in a list": [torch.tensor(each) for each in SECONDS],
+    "float32 seconds of two days": torch.tensor(SECONDS + [each + 86_400 for each in SECONDS]),
+    "float32 hours": np.array([each / 3600 for each in SECONDS], np.float32),
+    "float32 days of an hour": np.float32(19_675 + np.arange(3600) / 86_400),
+    "float64 nanoseconds": 1.7e18 + np.arange(9.0) * 1000,
+    "bfloat16 positions": torch.arange(300).bfloat16(),
+    "float16 shares": torch.linspace(0, 1, 256).half(),
+    "fine and coarse axes": np.stack([np.linspace(0, 3600, 9), np.arange(9) * 0.001], 1).astype(np.float32),
+    "integers that float64 merges": [0, 2**60, 2**60 + 1],
+    "integers beyond int64": np.array([2**64 - 1, 2**64 - 2], np.uint64),
+}
+
+
+def test_whole_numbers_of_any_dtype_are_told_apart():
+    for line in WHOLE:
+        assert Positions(line).is_line
+        assert torch.equal(Positions(line).distance, Positions(range(9)).distance)
+    assert Positions.packed(np.array([254, 255, 0, 1], np.uint8)).sequence.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("keys", MERGED.values(), ids=MERGED)
+def test_coordinates_that_rounding_merges_are_refused(keys):
+    with pytest.raises(ValueError, match="keys"):
+        Positions(keys)
+
+
+def test_queries_that_rounding_merges_with_each_other_or_with_keys_are_refused():
+    queries = MERGED["float32 seconds"]
+    with pytest.raises(ValueError, match="queries"):
+        Positions([0.0], queries)
+    with pytest.raises(ValueError, match="keys"):
+        Positions(SECONDS, queries[:1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_coordinates_that_rounding_parts_are_one_place(dtype):
+    turn = np.array([[0.8, 0.6], [-0.6, 0.8]])
+    line = np.stack([np.arange(64), np.zeros(64)], 1)
+    there_and_back = (line @ turn).astype(dtype) @ turn.T.astype(dtype)
+    kernel = (-Positions(range(64)).distance).softmax(-1)
+    assert metrics.symmetry(kernel, positions=there_and_back) == 1
+    assert Positions(np.array([0.3, 0.5, dtype(0.1) + dtype(0.2)], dtype)).distance[0, 2] == 0
+
+
+def test_distances_that_differ_by_the_tolerance_are_equal():
+    steps = np.array([[0, 1, 1.01], [1, 0, 1], [1.01, 1, 0]])
+    assert Positions(distances=steps, tolerance=0.02).profile_distances.tolist() == [0, 1]
+    assert len(Positions(distances=steps).profile_distances) == 3
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,14 @@ def test_dimensions_that_do_not_rotate_are_bands_of_infinite_wavelength(name, st
     assert bool((finite.diff() > 0).all())
 
 
+def test_wavelengths_are_those_at_whole_positions():
+    model, frequencies = build("linear"), torch.tensor([-0.5, 5.0, 0.25, 0.0])
+    model.rotary_emb.inv_freq = frequencies
+    found = rotary_bands(model, None, batch(tokens(2, N)), special_tokens=True).wavelength[0] / torch.pi
+    expected = [4, 2 / (2 * torch.pi - 5), 8, torch.inf]
+    torch.testing.assert_close(found, torch.tensor(expected).to(found))
+
+
 def test_one_token_has_no_variance():
     found = rotary_bands(build("linear"), None, batch(tokens(1, 1)), special_tokens=True)
     assert found.variance.isnan().all()

@@ -142,8 +142,29 @@ def test_invalid_arguments_are_refused():
 
 
 def test_the_interval_over_few_groups_ends_where_values_do():
-    found = mean_over_groups([5, 5, 0], ["a", "b", "c"], least=0, most=5)
+    found = mean_over_groups([5, 4, 0], ["a", "b", "c"], least=0, most=5)
     assert (found.low, found.high) == (0, 5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 20])
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (-1, 1), (0, 100), (0.1, 0.7)])
+def test_the_interval_of_binary_outcomes_is_exact_and_contains_the_mean_as_often_as_it_says(least, most, n):
+    found = [mean_over_groups([most] * k + [least] * (n - k), range(n), least=least, most=most) for k in range(n + 1)]
+    exact = [stats.binomtest(k, n).proportion_ci(0.95, method="exact") for k in range(n + 1)]
+    ends = np.array([(each.low, each.high) for each in found])
+    np.testing.assert_allclose(ends, least + (most - least) * np.array(exact), atol=1e-9)
+    for p in np.linspace(0.01, 0.99, 25):
+        inside = (ends[:, 0] <= least + (most - least) * p) & (least + (most - least) * p <= ends[:, 1])
+        assert stats.binom.pmf(np.arange(n + 1), n, p)[inside].sum() >= 0.95
+
+
+@pytest.mark.parametrize(("values", "shares"), [((0, 0.5, 1), (0, 0.1, 0.9)), ((0, 1, 4), (0.9, 0.1, 0))])
+def test_the_interval_of_few_rows_contains_the_mean_where_most_rows_are_equal(values, shares):
+    rng, mean, held = np.random.default_rng(0), np.dot(values, shares), 0
+    for _ in range(300):
+        found = mean_over_groups(rng.choice(values, 5, p=shares), range(5), least=0, most=max(values))
+        held += found.low <= mean <= found.high
+    assert held / 300 > 0.94
 
 
 @settings(deadline=None)
@@ -366,7 +387,7 @@ def slow_effective_rows(values, groups, confidence):
 def test_rows_of_a_group_count_as_their_effective_number(seed):
     rng = np.random.default_rng(seed)
     groups = rng.integers(0, 9, 50).tolist()
-    changes = rng.choice([-1, 0, 1], 50, p=[[0.05, 0.9, 0.05], [0.6, 0.3, 0.1], [0, 0, 1]][seed % 3]).tolist()
+    changes = rng.choice([-1, 0, 1], 50, p=[[0.05, 0.9, 0.05], [0.6, 0.3, 0.1], [0, 0.1, 0.9]][seed % 3]).tolist()
     n = slow_effective_rows(changes, groups, 0.9)
     gained, lost = ((n * changes.count(value) / 50 + 1) / (n + 2) for value in (1, -1))
     half = stats.norm.ppf(0.95) * np.sqrt((gained + lost - (gained - lost) ** 2) / (n + 2))
@@ -374,8 +395,11 @@ def test_rows_of_a_group_count_as_their_effective_number(seed):
     assert (found.low, found.high) == pytest.approx((gained - lost - half, min(1, gained - lost + half)))
     right = [value == 1 for value in changes]
     n = slow_effective_rows(right, groups, 0.9)
-    found = proportion_over_groups(right, groups, 0.9)
-    assert (found.low, found.high) == pytest.approx(wilson(n * np.mean(right), n, 0.9))
+    found, k = proportion_over_groups(right, groups, 0.9), n * np.mean(right)
+    assert (found.low, found.high) == pytest.approx(wilson(k, n, 0.9))
+    found = mean_over_groups(right, groups, 0.9, least=0)
+    ends = stats.beta.ppf(0.05, k, n - k + 1), stats.beta.ppf(0.95, k + 1, n - k)
+    assert (found.low, found.high) == pytest.approx(np.nan_to_num(ends))
 
 
 def paired_changes(rng, sizes, rate, alike):

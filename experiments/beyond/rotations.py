@@ -5,7 +5,7 @@
     python -m experiments.beyond.rotations small                               # six small decoders, trained on copies
 
 The logits of the mean content of a few texts are compared, head by head, with attention on 64 other texts: by the rank
-correlation over heads of past locality, on five draws of texts, and by the mean absolute difference. Then the bands:
+correlation over heads of past locality, on five draws of both, and by the mean absolute difference. Then the bands:
 which frequencies heads use, and whether heads that use fast ones are local. Of small decoders those of the last.
 """
 
@@ -57,8 +57,8 @@ def copies(number, length=24):
     return ids
 
 
-def trained(name, seed, steps):
-    """Train a small decoder on copies, and return it with other texts."""
+def trained(name, seed, steps, texts):
+    """Train a small decoder on copies, and return it with so many other texts."""
     torch.manual_seed(seed)
     model = SMALL[name]()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -67,7 +67,7 @@ def trained(name, seed, steps):
         model(ids, labels=ids).loss.backward()
         optimiser.step()
         optimiser.zero_grad()
-    return model, copies(144)
+    return model, copies(texts)
 
 
 def in_batches(ids):
@@ -76,12 +76,16 @@ def in_batches(ids):
 
 
 def kernels(model, tokenizer, ids, draws, words):
-    """Return how well position-only logits of few texts, and of words, predict past locality on the last 64 texts."""
+    """Return how well position-only logits of few texts, and of words, predict past locality on 64 other texts.
+
+    Each draw has texts of its own on both sides, so that an interval over draws is for any texts of both.
+    """
     length, rows = ids.shape[1], []
-    on_text = past_locality(text_average(model, in_batches(ids[-64:]), **OPTIONS)).flatten()
+    others = ids[16 * draws :].split(64)
+    on_texts = [past_locality(text_average(model, in_batches(each), **OPTIONS)).flatten() for each in others]
 
     def row(content, draw, result):
-        found = past_locality(result).flatten()
+        found, on_text = past_locality(result).flatten(), on_texts[draw]
         rank, error = spearmanr(found, on_text).statistic, (found - on_text).abs().mean().item()
         rows.append({"content": content, "draw": draw, "rank_correlation": rank, "mean_difference": error})
         return found
@@ -100,7 +104,7 @@ def kernels(model, tokenizer, ids, draws, words):
             draw,
             positional_logits(model, tokenizer, length=length, words=words, seed=draw, progress=False),
         )
-    return pd.DataFrame(rows), found, on_text
+    return pd.DataFrame(rows), found, on_texts[0]
 
 
 def with_range(values):
@@ -214,18 +218,19 @@ def main():
     logging.set_verbosity_error()
     plt.switch_backend("agg")
     arguments.output.mkdir(parents=True, exist_ok=True)
+    texts = (16 + 64) * arguments.draws
     if arguments.model == "small":
         tables = []
         for name in SMALL:
             for seed in arguments.seeds:
-                model, ids = trained(name, seed, arguments.steps)
+                model, ids = trained(name, seed, arguments.steps, texts)
                 rows, found, on_text = kernels(model, None, ids, arguments.draws, arguments.words)
                 tables.append(rows.assign(model=f"{name}, seed {seed}"))
         rows = pd.concat(tables)
     else:
         model, tokenizer = packaged(arguments.model, AutoModelForCausalLM)
         lines = arguments.text.read_text(encoding="utf-8").splitlines()
-        ids = paragraphs(lines, tokenizer, arguments.length, 16 * arguments.draws + 64)
+        ids = paragraphs(lines, tokenizer, arguments.length, texts)
         rows, found, on_text = kernels(model, tokenizer, ids, arguments.draws, arguments.words)
     bands = rotary_bands(model, None, in_batches(ids[:16]), **OPTIONS)
     rows.to_csv(arguments.output / f"rotations_{arguments.model}_kernels.csv", index=False)

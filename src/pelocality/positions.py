@@ -54,8 +54,8 @@ class Positions(Configurable):
         ring: The width of a ring. Metrics that average attention by distance (`distance_profile`, `window`,
             `half_life`, `monotonicity`, and of one coordinate `toeplitz_share`) round distances to multiples of this
             width. None: a ring has equal distances.
-        tolerance: How far coordinates may differ and count as equal. None: the rounding of their dtype at the largest
-            coordinate, 0 for integers.
+        tolerance: How far coordinates, or distances, may differ and count as equal. None: 0 for distances and for whole
+            numbers, as far as the dtype has each of them; otherwise its rounding at the largest coordinate.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
 
@@ -69,7 +69,8 @@ class Positions(Configurable):
         TypeError: Coordinates that are not real numbers.
         ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, or
             a ring that is not above 0. Also coordinates (n,) that count up from their first value several times, such
-            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1).
+            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1). Also
+            coordinates whose dtype loses the differences, such as seconds since 1970 in float32.
 
     Note:
         Keys at the same place, such as the tokens of one sentence, count as one opposite key, with the mean of their
@@ -89,7 +90,7 @@ class Positions(Configurable):
         tensor([2., 1., 0., inf, inf], dtype=torch.float64)
     """
 
-    _whole: tuple[Self, slice] | None = None  # the positions of which these are a part, and which part
+    _whole: Self | None = None  # the positions of which these are a part
 
     def __init__(
         self,
@@ -115,6 +116,8 @@ class Positions(Configurable):
         if tolerance is not None and not 0 <= number("tolerance", tolerance) < np.inf:
             raise ValueError(f"tolerance must be at least 0, got {tolerance}")
         self.tolerance = max(rounding, of_queries) if tolerance is None else float(tolerance)
+        if self._keys is not None:
+            self._refuse_merged(self.tolerance if tolerance is None else 0.0)
         self._sequence = None if sequence is None else _sequences(sequence, self._keys, self._queries)
         if self._keys is not None and self._sequence is None and queries is None and np.ndim(keys) == 1:
             _refuse_packed(self._keys[:, 0])
@@ -164,7 +167,8 @@ class Positions(Configurable):
         numbers = real_numbers("position_ids", position_ids)
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise TypeError("position_ids must be the integers of one input, (n,); measure a batch one row at a time")
-        return cls(numbers[:, None], sequence=np.cumsum(np.diff(numbers, prepend=numbers[:1] - 1) != 1))
+        begins = np.diff(numbers.astype(np.int64)) != 1  # Differences of short integers overflow.
+        return cls(numbers[:, None], sequence=np.append(0, np.cumsum(begins)))
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -245,10 +249,6 @@ class Positions(Configurable):
 
         An infinite distance has the number behind the last.
         """
-        if self._whole is not None:
-            whole, chosen = self._whole
-            inside = range(*chosen.indices(whole.shape[0]))[rows]
-            return whole.steps(slice(inside.start, inside.stop), device)[:, chosen]
         return self._kept(self._search_steps, rows, device)
 
     def _search_steps(self, rows: Any, device: torch.device) -> Tensor:
@@ -262,14 +262,13 @@ class Positions(Configurable):
     def _rings(self) -> tuple[Floats, Floats]:
         """The distances that occur, rounded to rings, from 0 on, (r,), and how far each but the last reaches."""
         if self._whole is not None:
-            return self._whole[0]._rings
+            return self._whole._rings
         both_ways = self._queries is None and self._distances is None  # the way back is as long
-        blocks = (self.distances_of(rows)[:, rows.start * both_ways :] for rows in self._blocks())
-        itself = [0.0]  # Distance 0 is a ring even where no key is.
-        exact = np.unique(np.concatenate([itself, *(np.unique(block) for block in blocks)]))
+        blocks = (np.unique(self.distances_of(rows)[:, rows.start * both_ways :]) for rows in self._blocks())
+        exact = np.unique(np.concatenate([[0.0], *blocks]))  # Distance 0 is a ring even where no key is.
         exact = exact[np.isfinite(exact)]
         rounding = 8 * np.finfo(float).eps * exact[-1] if self.dimensions > 1 else 0.0  # norms round
-        tolerance = max(self.tolerance, rounding) if self.dimensions else 0.0
+        tolerance = max(self.tolerance, rounding)
         radius, index = _levels(exact, tolerance)
         last = np.flatnonzero(np.diff(index))
         ends = exact[last] + np.minimum(tolerance, exact[last + 1] - exact[last]) / 2
@@ -303,35 +302,40 @@ class Positions(Configurable):
         Displacements are vectors; of positions that are distances, which have no direction, the distance. Vectors that
         are equal up to the tolerance are one. An infinite distance has the number behind the last.
         """
-        return (self.steps if self._vectors is None else partial(self._kept, self._search_vectors))(rows, device)
+        return (partial(self._kept, self._coded_vectors) if self._vectors else self.steps)(rows, device)
 
     @property
     def displacement_count(self) -> int:
         """The number of different displacements."""
-        return len(self.profile_distances if self._vectors is None else self._vectors)
-
-    def _search_vectors(self, rows: slice, device: torch.device) -> Tensor:
-        assert self._vectors is not None
-        vectors, codes = as_tensor(self._vectors).to(device), self._coded_vectors(rows, device)
-        return torch.searchsorted(vectors, codes).masked_fill_(codes < 0, len(vectors))
+        return len(self._vectors[-1] if self._vectors else self.profile_distances)
 
     @cached_property
     @_outside_of_transforms()
-    def _vectors(self) -> Integers | None:
-        """The codes of the displacements that occur, rising; None where they are the `profile_distances`."""
+    def _vectors(self) -> list[Integers]:
+        """For each axis, the codes of the displacements up to there, rising; none if they are `profile_distances`."""
         if self.dimensions == 0 or (self.dimensions == 1 and self.ring is None):
-            return None
-        codes = np.unique(np.concatenate([np.unique(self._coded_vectors(rows)) for rows in self._blocks()]))
-        return codes[codes >= 0]
+            return []
+        found: list[Integers] = []
+        for _ in self._axes:
+            blocks = [np.unique(self._coded_vectors(rows, _CPU, found)) for rows in self._blocks()]
+            codes = np.unique(np.concatenate(blocks))
+            found.append(codes[codes >= 0])
+        return found
 
-    def _coded_vectors(self, rows: slice, device: torch.device = _CPU) -> Tensor:
-        """Return a code of the displacement from each of these queries to each key, (rows, n), -1 between sequences."""
+    def _coded_vectors(self, rows: slice, device: torch.device, found: list[Integers] | None = None) -> Tensor:
+        """Return the number of the displacement from each of these queries to each key, (rows, n).
+
+        While codes of some axes alone are ``found``, return codes up to the next axis instead: of the number of the
+        displacement along these axes, and the step along the next one; -1 between sequences.
+        """
         code = torch.zeros((), dtype=torch.int64, device=device)
-        for axis, (of_query, of_key) in self._axes:  # An axis of a grid has few places.
-            queries, place = np.unique(of_query[rows], return_inverse=True)
+        by_axis = self._vectors if found is None else [*found, None]
+        for (axis, (of_query, of_key)), codes in zip(self._axes, by_axis, strict=False):
+            queries, place = np.unique(of_query[rows], return_inverse=True)  # An axis of a grid has few places.
             steps = axis._search_steps(queries, _CPU).numpy()
             code = code * len(axis.profile_distances) + _table(steps, place, of_key, device)
-        return self._in_sequences(code, -1, rows)
+            code = code if codes is None else _number_of(codes, code)
+        return self._in_sequences(code, self.displacement_count if found is None else -1, rows)
 
     @cached_property
     def _axes(self) -> list[tuple[Self, tuple[Integers, Integers]]]:
@@ -359,10 +363,10 @@ class Positions(Configurable):
 
     # ---- places
 
-    @cached_property
+    @property
     def places(self) -> Integers:
         """The number of each key's place, (n,); keys with equal coordinates, and of one sequence, share a place."""
-        return _numbered(self._y, self.tolerance, 0 if self._sequence is None else self._sequence)
+        return self._coded_places[0]
 
     @cached_property
     def has_own_places(self) -> bool:
@@ -382,19 +386,18 @@ class Positions(Configurable):
         return self._kept(self._search_pairs, rows, device)
 
     def _search_pairs(self, rows: slice, device: torch.device) -> Tensor:
-        key, *of_codes, axes = self._coded_places
+        places, axes = self._coded_places
+        key = np.unique(places, return_index=True)[1]  # one at each place
         code = torch.zeros((), dtype=torch.int64, device=device)
         if self._sequence is not None:
             code = as_tensor(self._sequence[rows, None]).to(device)
-        for x, (level, of_place) in zip(self._exact[0].T, axes, strict=True):
+        for x, (level, of_key, codes) in zip(self._exact[0].T, axes, strict=True):
             queries, of_query = np.unique(x[rows], return_inverse=True)
             mirrored = 2 * queries[:, None] - level
             near = np.searchsorted((level[1:] + level[:-1]) / 2, mirrored)
             near = np.where(abs(level[near] - mirrored) <= 4 * self.tolerance, near, len(level))
-            code = code * (len(level) + 1) + _table(near, of_query, of_place, device)
-        codes, place = (as_tensor(each).to(device) for each in of_codes)
-        at = torch.searchsorted(codes, code).clamp_(max=len(codes) - 1)
-        opposite = self._in_sequences(torch.where(codes[at] == code, place[at], -1), -1, rows, key)
+            code = _number_of(codes, code * (len(level) + 1) + _table(near, of_query, of_key[key], device))
+        opposite = self._in_sequences(torch.where(code < len(key), code, -1), -1, rows, key)
         first = opposite > torch.arange(opposite.shape[1], device=device)  # each pair once
         query, left = first.nonzero(as_tuple=True)
         column = first.cumsum(-1)[query, left] - 1
@@ -403,15 +406,17 @@ class Positions(Configurable):
         return pairs
 
     @cached_property
-    def _coded_places(self) -> tuple[Integers, Integers, Integers, list[tuple[Floats, Integers]]]:
-        """A key at each place; the codes of places, rising, and whose they are; levels along each axis, and whose."""
-        key = np.unique(self.places, return_index=True)[1]
-        axes = [_levels(y, self.tolerance) for y in self._exact[1][key].T]
-        code = np.zeros(len(key), np.int64) if self._sequence is None else self._sequence[key]
-        for level, of_place in axes:
-            code = code * (len(level) + 1) + of_place
-        place = np.argsort(code)
-        return key, code[place], place, axes
+    def _coded_places(self) -> tuple[Integers, list[tuple[Floats, Integers, Integers]]]:
+        """The number of each key's place, and along each axis: levels, that of each key, and codes, rising.
+
+        A code is the number of the place along the axes before, and the level along this one.
+        """
+        number, axes = np.zeros(1, np.int64) if self._sequence is None else self._sequence, []
+        for y in self._exact[1].T:
+            level, of_key = _levels(y, self.tolerance)
+            codes, number = np.unique(number * (len(level) + 1) + of_key, return_inverse=True)
+            axes.append((level, of_key, codes))
+        return number, axes
 
     def order_of(self, which: str) -> Tensor:
         """Return the order of the "queries" or the "keys" along the line, (m,) or (n,); equal ones share a number."""
@@ -429,12 +434,11 @@ class Positions(Configurable):
         return self.placed if chosen == slice(0, self.shape[1]) else self._cut(chosen)
 
     def _cut(self, chosen: slice) -> Self:
-        if self._distances is not None:
-            part = type(self)(distances=self._distances[chosen, chosen], ring=self.ring)
-        else:
-            sequence = None if self._sequence is None else self._sequence[chosen]
-            part = type(self)(self._y[chosen], sequence=sequence, ring=self.ring, tolerance=self.tolerance)
-        part._whole = self, chosen
+        of_tokens = {"keys": self._keys, "sequence": self._sequence}
+        arguments: dict[str, Any] = {name: each if each is None else each[chosen] for name, each in of_tokens.items()}
+        apart = None if self._distances is None else self._distances[chosen, chosen]
+        part = type(self)(**arguments, distances=apart, ring=self.ring, tolerance=self.tolerance)
+        part._whole = self
         return part
 
     # ---- in numpy, which neither gradients nor transformations nor a default device of torch change
@@ -454,6 +458,23 @@ class Positions(Configurable):
         whole = self._x.dtype.kind == self._y.dtype.kind == "i"
         x, y = ((each - self._y[0] * whole).astype(float) for each in (self._x, self._y))
         return x, y
+
+    def _refuse_merged(self, rounding: float) -> None:
+        """Refuse coordinates whose differences are lost: in float64, or in the rounding of their own dtype."""
+        eps = rounding / (max(np.abs(each).max() for each in self._exact) or 1)
+        for name, coordinates, points in zip(("keys", "queries"), (self._y, self._x), self._exact[::-1], strict=True):
+            for given, values in zip(np.sort(coordinates, 0).T, np.sort(points, 0).T, strict=True):
+                start = np.append(True, np.diff(values) > rounding)  # Values that follow closely are a run.
+                width = values - values[start][start.cumsum() - 1]
+                own = eps * np.abs(values[[0, -1]]).max()
+                # A sum over the axes, such as a rotation, has noise of the largest axis on all of them.
+                lost = (width > max(own, eps * np.abs(points).max() / 4)).any()
+                lost |= ((np.diff(values) == 0) & (np.diff(given) > 0)).any()  # integers beyond float64
+                lost |= own > 16 and not start.all()  # The dtype does not have every whole number.
+                one_place = name == "keys" and points.shape[1] == 1 and len(values) > 1 and not start[1:].any()
+                if lost or (one_place and (width[-1] > 0 or eps > 1e-12)):  # Equal numbers of float64 are one place.
+                    advice = "give float64 or integers, subtract the first one, or set tolerance="
+                    raise ValueError(f"{name} differ by no more than the rounding of their dtype; {advice}")
 
     def _points(self, rows: Any, device: torch.device) -> tuple[Tensor, Tensor]:
         x, y = self._exact
@@ -495,6 +516,13 @@ def _searched(ends: Tensor, values: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.searchsorted(ends, ordered)).reshape(values.shape)
 
 
+def _number_of(codes: Integers, code: Tensor) -> Tensor:
+    """Return the number of each code among rising codes, or how many there are where it is none of them."""
+    known = as_tensor(codes).to(code.device)
+    number = torch.searchsorted(known, code).clamp_(max=len(codes) - 1)
+    return torch.where(known[number] == code, number, len(codes))
+
+
 def _table(numbers: Integers, row: Integers, column: Integers, device: torch.device) -> Tensor:
     """Return the numbers of these rows and columns."""
     table, of_row, of_column = (as_tensor(each).to(device) for each in (numbers, row, column))
@@ -517,17 +545,24 @@ def _coordinates(name: str, given: Any) -> tuple[Floats | None, float]:
     coordinates = coordinates[:, None] if coordinates.ndim == 1 else coordinates
     if coordinates.ndim != 2 or 0 in coordinates.shape:
         raise ValueError(f"{name} must be coordinates (n,) or (n, d) of one input, got shape {coordinates.shape}")
-    square = coordinates.shape[0] == coordinates.shape[1] > 3  # few points may have as many coordinates
-    if square and (coordinates == coordinates.T).all() and not coordinates.diagonal().any():
-        raise ValueError(f"{name} looks like a matrix of distances; give Positions(distances=...)")
-    if coordinates.dtype.kind in "iu":
+    if coordinates.dtype.kind in "iu" and np.abs(coordinates.astype(float)).max() < 2**62:
         return coordinates.astype(np.int64), 0.0
-    coordinates = coordinates.astype(np.float64)
+    coordinates, eps = coordinates.astype(np.float64), max(_epsilon(given), float(np.finfo(float).eps))
     largest = float(np.abs(coordinates).max())
     if not largest < 1e150:  # squares must be finite
         raise ValueError(f"{name} must be finite; first tokens without a place are counted by before=")
-    precision = torch.finfo(given.dtype) if hasattr(given, "detach") else np.finfo(getattr(given, "dtype", float))
-    return coordinates, 8 * float(precision.eps) * largest
+    exact = largest <= 2 / eps and bool((coordinates == coordinates.round()).all())
+    return coordinates, 0.0 if exact else 8 * eps * largest
+
+
+def _epsilon(given: Any) -> float:
+    """Return the rounding of floating-point numbers, in a list of the coarsest; 0 for other numbers."""
+    if isinstance(given, list | tuple):
+        return max(map(_epsilon, given))
+    if hasattr(given, "detach"):
+        return float(torch.finfo(given.dtype).eps) if given.is_floating_point() else 0.0
+    dtype = np.asarray(given).dtype
+    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
 
 def _sequences(given: Any, keys: Floats | None, queries: Floats | None) -> Integers:
@@ -554,28 +589,17 @@ def _distances(given: Any) -> Floats:
     return matrix
 
 
-def _numbered(vectors: Floats, tolerance: float, codes: Integers | int = 0) -> Integers:
-    """Return the number of each vector (..., d), from 0 on, (...); equal vectors of equal codes share a number."""
-    for axis in range(vectors.shape[-1]):
-        level, index = _levels(vectors[..., axis], tolerance)
-        codes = np.unique(codes * len(level) + index, return_inverse=True)[1].reshape(index.shape)
-    return np.asarray(codes)
-
-
 def _levels(values: Floats, tolerance: float) -> tuple[Floats, Integers]:
-    """Return the different finite values, rising, and which of them each value is, -1 for an infinite one.
+    """Return the different values, rising, and which of them each value is.
 
     Values that differ by at most the tolerance are one level. Where they follow each other so closely that a level
     would be wider than twice that, it is cut.
     """
-    finite = np.isfinite(values)
-    different, index = np.unique(values[finite], return_inverse=True)
-    levels = np.full(values.shape, -1, np.int64)
+    different, index = np.unique(values, return_inverse=True)
     if tolerance > 0 and len(different) > 1:
         run = np.concatenate([[0], np.cumsum(np.diff(different) > tolerance)])  # values that follow closely are a run
         start = different[np.unique(run, return_index=True)[1]][run]
         piece = np.where(different - start > 2 * tolerance, (different - start) // tolerance, 0)
         level = np.concatenate([[0], np.cumsum((np.diff(run) > 0) | (np.diff(piece) > 0))])
         different, index = different[np.unique(level, return_index=True)[1]], level[index]
-    levels[finite] = index
-    return different, levels
+    return different, index

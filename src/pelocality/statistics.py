@@ -263,21 +263,28 @@ def mean_over_groups(
 
     Rows of one group (the perturbations or the words of one sentence) may depend on each other in any way.
 
-    *Differences of paired proportions* get the interval of Bonett and Price (2012). These are values that are all -1, 0
-    or 1, with ``least`` -1 and ``most`` 1. With the shares $\hat p_+$ and $\hat p_-$ of ones and minus ones, and the
-    effective number of rows $n$ (see `wilson_over_groups`; all rows if each is a group), the interval is
+    *Binary outcomes* get the exact interval of a proportion (Clopper and Pearson, 1934). These are values that are all
+    ``least`` or ``most``. With the effective number of rows $n$ (see `wilson_over_groups`; all rows if each is a group)
+    and $k$ the share of ``most`` times $n$, the ends of this share are quantiles of the distributions Beta(k, n - k +
+    1) and Beta(k + 1, n - k), as by Korn and Graubard (1998).
+
+    *Differences of paired proportions* get the interval of Bonett and Price (2012). These are values that are all
+    ``least``, ``most`` or the middle of the two, such as -1, 0 and 1. With the shares $\hat p_+$ of ``most`` and
+    $\hat p_-$ of ``least``, the interval is, for -1 and 1,
 
     $$p_\pm = \frac{n \hat p_\pm + 1}{n + 2}, \qquad
     p_+ - p_- \pm z \sqrt{\frac{p_+ + p_- - (p_+ - p_-)^2}{n + 2}}$$
 
-    This interval has a width even if no row differs.
+    *Equal rows* of another value $c$ get $c$ plus ``least`` $- c$ and ``most`` $- c$, times the upper end of the exact
+    interval of 0 of $n$ rows: the share of unseen rows that may be ``least`` or ``most``.
 
     *Other values* get Student's t interval of the jackknife over groups, with the mean $\bar x_{-g}$ without each of
     the $G$ groups, and the effective number of groups $m = N^2 / \sum_g n_g^2$:
 
     $$\bar x \pm t_{m - 1} \sqrt{\frac{G - 1}{G} \sum_g (\bar x_{-g} - \bar x)^2}$$
 
-    Both intervals are cut at the smallest and the largest possible value. ``docs/evaluation.md`` has the coverage.
+    All intervals are cut at the smallest and the largest possible value, and all but the last have a width even if all
+    rows are equal. ``docs/evaluation.md`` has the coverage.
 
     Args:
         values: (rows,) numbers.
@@ -289,7 +296,7 @@ def mean_over_groups(
 
     Returns:
         The mean of all rows and its interval. The interval is NaN for a single group of several rows. For a single row
-        it is NaN too, except for differences of paired proportions.
+        it is NaN too, except for binary outcomes and differences of paired proportions.
 
     Raises:
         TypeError: Values or a confidence that are not real numbers, or names that cannot be keys, such as lists.
@@ -308,21 +315,35 @@ def mean_over_groups(
         return Estimate(float("nan"), float("nan"), float("nan"))
     mean, sizes = float(rows.mean()), np.bincount(index)
     deviations = np.bincount(index, weights=rows - mean).astype(float)
-    centre: Any = np.nan
-    half: Any = np.nan
-    if (least, most) == (-1, 1) and np.isin(rows, (-1, 0, 1)).all():
-        gained, lost = (rows > 0).mean(), (rows < 0).mean()
-        usual = max((1 - gained - lost, 0), (gained, 1), (lost, -1))[1]
-        informative = len(np.unique(index[rows != usual]))
-        n = _effective_rows(gained + lost - mean**2, deviations, sizes, informative, confidence)
-        centre = n * mean / (n + 2)
-        variance = (n * (gained + lost) + 2) / (n + 2) - centre**2
+    distinct, counts = np.unique(rows, return_counts=True)
+    informative = len(np.unique(index[rows != distinct[::-1][counts[::-1].argmax()]]))
+    n = _effective_rows(rows.var(), deviations, sizes, informative, confidence)
+    spread, middle = most - least, (least + most) / 2
+    low = high = np.nan
+    if np.isfinite(spread) and np.isin(rows, (least, most)).all():
+        low, high = least + spread * _exact(n * (rows == most).mean(), n, confidence)
+    elif np.isfinite(spread) and np.isin(rows, (least, middle, most)).all():
+        changed, difference = (rows != middle).mean(), 2 * (mean - middle) / spread
+        centre = n * difference / (n + 2)
+        variance = (n * changed + 2) / (n + 2) - centre**2
         half = stats.norm.ppf(0.5 + confidence / 2) * np.sqrt(variance / (n + 2))
+        low, high = middle + spread / 2 * np.array([centre - half, centre + half])
+    elif np.isfinite(spread) and len(sizes) > len(distinct) == 1:
+        low, high = mean + _exact(0, n, confidence)[1] * np.array([least - mean, most - mean])
     elif len(sizes) > 1:
         error, effective_groups = _jackknife(deviations, sizes)
-        centre, half = mean, _t(confidence, effective_groups - 1) * error
-    low, high = np.clip([centre - half, centre + half], [least, mean], [mean, most])
+        half = _t(confidence, effective_groups - 1) * error
+        low, high = mean - half, mean + half
+    low, high = np.clip([low, high], [least, mean], [mean, most])
     return Estimate(mean, float(low), float(high))
+
+
+def _exact(successes: Any, trials: Any, confidence: float) -> Floats:
+    """Return the exact interval of a proportion (Clopper and Pearson, 1934), also of parts of trials, (2,)."""
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes != 0 else 0.0
+    high = stats.beta.ppf(1 - tail, successes + 1, trials - successes) if successes != trials else 1.0
+    return np.array([low, high])
 
 
 def _group_numbers(groups: Iterable[Any]) -> NDArray[np.intp]:

@@ -100,19 +100,26 @@ def profile(matrices: Matrices) -> Tensor:
     return sums / counts  # NaN where no pair is left
 
 
+def radii(matrices: Matrices) -> Tensor:
+    """Return the unsigned distances that occur, from 0 on, (r,)."""
+    positions, weights = matrices.positions, matrices.weights
+    if positions is None:
+        return torch.arange(weights.shape[-1], device=weights.device, dtype=torch.float64)
+    return positions.profile_distances[positions.here :].to(weights.device)
+
+
 def sums_by_ring(matrices: Matrices, side: str = "both") -> tuple[Tensor, Tensor, Tensor]:
     """Return the attention at each unsigned distance of one or both sides, its pairs of tokens, and the distances.
 
     Returns:
         (batch, r) and (r,) in float64, and (r,).
     """
-    positions, (sums, counts) = matrices.positions, _sums_by_step(matrices)
-    assert positions is not None
+    radius, (sums, counts) = radii(matrices), _sums_by_step(matrices)
     if side != "both":
         offsets(matrices, slice(0))  # refuses positions without directions
-    radius = positions.profile_distances[positions.here :].to(sums.device)
-    ring = (torch.arange(len(counts), device=sums.device) - positions.here).abs()
-    chosen = {"both": slice(None), "past": slice(positions.here), "future": slice(positions.here + 1, None)}[side]
+    here = len(counts) - len(radius)
+    ring = (torch.arange(len(counts), device=sums.device) - here).abs()
+    chosen = {"both": slice(None), "past": slice(here), "future": slice(here + 1, None)}[side]
     held, pairs = (
         each.new_zeros(*each.shape[:-1], len(radius)).index_add(-1, ring[chosen], each[..., chosen])
         for each in (sums, counts)

@@ -65,7 +65,5 @@ def _in_order(weights: Tensor, positions: Positions | None) -> Tensor:
         raise ValueError("positions of packed sequences have no common order; measure one sequence at a time")
     for axis, which in ((1, "queries"), (2, "keys")):
         number = positions.order_of(which).to(weights.device)
-        shape = list(weights.shape)
-        shape[axis] = int(number.max()) + 1
-        weights = weights.new_zeros(shape).index_add(axis, number, weights)
+        weights = torch.zeros_like(weights).index_add(axis, number, weights)  # zeros behind the last place
     return weights

@@ -11,6 +11,7 @@ from pelocality.metrics._by_position import (
     distances,
     offsets,
     profile,
+    radii,
     row_sums,
     seen_keys,
     sum_over_keys,
@@ -155,12 +156,12 @@ def past_locality(
         weights = weights_by_position(matrices)
         sums = []
         for block in row_blocks(weights):
-            before = offsets(matrices, block) < 0
-            distance = distances(matrices, block).masked_fill(~before, torch.inf)
-            # NaN for a query without a past
-            further = (distance - distance.amin(-1, keepdim=True)).nan_to_num(torch.inf)
+            offset = offsets(matrices, block).double()
+            before = offset < 0
+            offset = offset.masked_fill(~before, -torch.inf)
+            nearness = torch.exp2(offset - offset.amax(-1, keepdim=True)).to(weights.dtype)  # NaN without a past
             past = weights[:, block] * before
-            sums.append(torch.stack([(past * torch.exp2(-further)).sum(-1), past.sum(-1)]))
+            sums.append(torch.stack([(past * nearness.nan_to_num(0)).sum(-1), past.sum(-1)]))
         near, mass = torch.cat(sums, -1)
         values = ratio(near, mass, torch.nan)
         return values if rows else masked_mean(values, mass > 0)
@@ -324,8 +325,6 @@ def window(
         matrices = matrices._replace(weights=matrices.weights.detach())
         if rows:
             return _window_of_rows(matrices, share)
-        if matrices.positions is None:
-            return window_of_profile(profile(matrices), share)
         mass, _, radius = sums_by_ring(matrices)
         return radius[narrowest(mass, share)]
 
@@ -334,19 +333,13 @@ def window(
 
 def _window_of_rows(matrices: Matrices, share: float) -> Tensor:
     """Return `window` of every query, (batch, m)."""
-    weights, windows = weights_by_position(matrices), []
-    positions, device = matrices.positions, weights.device
-    n = weights.shape[-1]
-    radius = (
-        torch.arange(n, device=device)
-        if positions is None
-        else positions.profile_distances[positions.here :].to(device)
-    )
+    weights, positions, radius = weights_by_position(matrices), matrices.positions, radii(matrices)
+    device, windows = weights.device, []
     for rows in row_blocks(weights):
         step = offsets(matrices, rows) if positions is None else positions.steps(rows, device).long() - positions.here
         ring, part = step.abs().clamp(max=len(radius) - 1), weights[:, rows].double()  # no weight is infinitely far
         by_ring = part.new_zeros(*part.shape[:-1], len(radius)).scatter_add(-1, ring.expand(part.shape), part)
-        windows.append(radius.double()[narrowest(by_ring, share)])
+        windows.append(radius[narrowest(by_ring, share)])
     return torch.cat(windows, -1)
 
 
@@ -412,10 +405,8 @@ def half_life(
 
     def kernel(matrices: Matrices) -> Tensor:
         # Numbers of few digits, such as powers of 2, need not have been rounded to them.
-        bare_float64 = matrices.dtype is None and matrices.weights.dtype == torch.float64
+        bare_float64 = getattr(attention, "precision", None) is None and matrices.weights.dtype == torch.float64
         dtype = torch.float64 if bare_float64 else matrices.precision
-        if matrices.positions is None:
-            return half_life_of_profile(profile(matrices), side, dtype)
         sums, counts, radius = sums_by_ring(matrices, side)
         return _half_life(ratio(sums, counts)[..., 1:], radius[1:], dtype)
 

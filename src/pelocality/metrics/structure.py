@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pelocality._checks import count
-from pelocality._transforms import transformed
 from pelocality.metrics._by_position import (
     of_each_key,
     offsets,
@@ -27,6 +26,7 @@ from pelocality.metrics._inputs import (
 from pelocality.metrics._masks import Mask, Visible
 from pelocality.metrics._ratio import masked_mean, ratio
 from pelocality.metrics._row_pass import row_blocks
+from pelocality.positions import Positions
 
 
 def toeplitz_share(
@@ -140,8 +140,10 @@ def monotonicity(
 
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices._replace(weights=matrices.weights.detach()))
-        if matrices.positions is not None:
-            return _monotonicity_by_ring(matrices, weights)
+        if (positions := matrices.positions) is not None:
+            signs = (-1, 1) if positions.has_directions else (1,)
+            by_side = [_side_by_ring(matrices, positions, weights, sign) for sign in signs]
+            return torch.stack(by_side, -1).to(weights.dtype)
         n = weights.shape[-1]
         growing, held = [], []
         for rows in row_blocks(weights):
@@ -156,48 +158,26 @@ def monotonicity(
     return map_matrices(attention, kernel, positions, mask, without_first)
 
 
-def _monotonicity_by_ring(matrices: Matrices, weights: Tensor) -> Tensor:
-    """Return `monotonicity` from one ring of keys around a query to the next one, (batch, 2) or (batch, 1)."""
-    assert matrices.positions is not None
-    signs = (-1, 1) if matrices.positions.has_directions else (1,)
-    return torch.stack([_side_by_ring(matrices, weights, sign) for sign in signs], -1).to(weights.dtype)
-
-
-def _side_by_ring(matrices: Matrices, weights: Tensor, sign: int) -> Tensor:
-    """Return `monotonicity` of the past (-1), or of the future or all keys (1), (batch,)."""
-    positions = matrices.positions
-    assert positions is not None
+def _side_by_ring(matrices: Matrices, positions: Positions, weights: Tensor, sign: int) -> Tensor:
+    """Return `monotonicity` of the past (-1), or of the future or all keys (1), (batch,), from ring to ring of keys."""
     rising = mass_beyond = weights.new_zeros(len(weights), dtype=torch.float64)
     followed = torch.zeros((), dtype=torch.int64, device=weights.device)
     for rows in row_blocks(weights):
-        step = positions.steps(rows, weights.device).long() - positions.here
-        ring = torch.where(step < len(positions.profile_distances) - positions.here, step.abs(), -1)
-        if positions.has_directions:
-            ring = ring.masked_fill(offsets(matrices, rows) * sign < 0, -1)
-        inside, ring = (ring >= 0).double(), _compressed(ring, weights.shape[-1]).clamp(min=0)
-        numbers = inside.new_zeros(len(ring), int(ring.max()) + 1).scatter_add(-1, ring, inside)
-        part = weights[:, rows] * inside
-        mass = part.new_zeros(len(part), *numbers.shape).scatter_add(-1, ring.expand(part.shape), part)
-        mean, occurs = ratio(mass, numbers), numbers > 0
-        # the ring before each that occurs around this query
-        number = torch.arange(numbers.shape[1], device=weights.device)
-        before = torch.where(occurs, number, -1).cummax(-1).values.roll(1, -1)
-        follows = occurs & (before >= 0) & (number > 0)
-        nearer = mean.gather(-1, before.clamp(min=0).expand(mean.shape))
+        step, last = positions.steps(rows, weights.device), len(positions.profile_distances)
+        other_side = offsets(matrices, rows) * sign < 0 if positions.has_directions else False
+        hidden = (step == last) | other_side
+        ordered, order = (step - positions.here).abs().masked_fill(hidden, last).sort(-1)
+        rank = (ordered.diff(dim=-1, prepend=ordered[:, :1]) > 0).cumsum(-1)
+        ring = torch.empty_like(order).scatter_(-1, order, rank)  # among the rings that occur around a query
+        part = weights[:, rows].masked_fill(hidden, 0).double()
+        mass = part.new_zeros(*part.shape[:-1], int(ring.max()) + 1).scatter_add(-1, ring.expand(part.shape), part)
+        numbers = torch.zeros_like(mass[0]).scatter_add(-1, ring, (~hidden).double())
+        mean, follows = ratio(mass, numbers), numbers[:, 1:] > 0
         rounding = 1 - 8 * torch.finfo(torch.float64).eps  # means of equal weights may differ by rounding
-        rising = rising + ((nearer < mean * rounding) & follows).sum((-1, -2))
-        mass_beyond = mass_beyond + (mass * follows).sum((-1, -2))
+        rising = rising + ((mean[..., :-1] < mean[..., 1:] * rounding) & follows).sum((-1, -2))
+        mass_beyond = mass_beyond + (mass[..., 1:] * follows).sum((-1, -2))
         followed = followed + follows.sum()
     return torch.where(mass_beyond > 0, 1 - rising / followed.clamp(min=1), torch.nan)
-
-
-def _compressed(ring: Tensor, most: int) -> Tensor:
-    """Return rings (rows, n), -1 for none, as they are; those of each query from 0 on where there are more than n."""
-    if int(ring.max()) < most:
-        return ring
-    ordered, order = ring.sort(-1)
-    rank = (ordered.diff(dim=-1, prepend=ordered[:, :1]) > 0).cumsum(-1) - (ordered[:, :1] < 0).long()
-    return torch.empty_like(ring).scatter_(-1, order, rank)
 
 
 def entropy(
@@ -251,19 +231,14 @@ def entropy(
     def kernel(matrices: Matrices) -> Tensor:
         weights = weights_by_position(matrices)
         support = visible_counts(matrices)
-        differentiated = weights.requires_grad or transformed(weights)
-        nats = torch.cat([_nats(weights[:, rows], differentiated) for rows in row_blocks(weights)], -1)
+        parts = (weights[:, rows] for rows in row_blocks(weights))
+        # The gradient at a weight of 0 is that of 1, 0.
+        nats = torch.cat([torch.special.entr(torch.where(part > 0, part, 1)).sum(-1) for part in parts], -1)
         values, choice = normalised_entropy(nats, support)
         return torch.where(choice, values, torch.nan) if rows else masked_mean(values, choice)
 
     sees: dict[str, Any] = {"causal": causal, "visible": visible}
     return map_with_visible(attention, kernel, positions, mask, without_first, **sees, rows=rows, any_shape=True)
-
-
-def _nats(weights: Tensor, differentiated: bool) -> Tensor:
-    """Return the entropy of every row, whose gradient at a weight of 0 is 0."""
-    nats: Tensor = torch.special.entr(torch.where(weights > 0, weights, 1) if differentiated else weights)
-    return nats.sum(-1)
 
 
 def normalised_entropy(nats: Tensor, support: Tensor) -> tuple[Tensor, Tensor]:

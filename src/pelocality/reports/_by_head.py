@@ -57,11 +57,6 @@ def own_share(result: AveragedAttention) -> list[float]:
     return shares
 
 
-def ranks(values: Tensor) -> Tensor:
-    """Return the place of each value in their order."""
-    return values.argsort().argsort().double()
-
-
 def head_grid(layers: Sequence[int], values: Tensor, title: str) -> Chart:
     """Return the figure of a number per layer and head."""
     heads = [str(head) for head in range(values.shape[1])]

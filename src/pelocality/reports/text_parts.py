@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
+from scipy.stats import spearmanr
 from torch import Tensor
 
 from pelocality.encodings import NoEncoding
@@ -18,7 +18,6 @@ from pelocality.reports._by_head import (
     largest,
     own_share,
     place_of,
-    ranks,
 )
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.inputs import order_pairs, text_batches
@@ -61,7 +60,7 @@ def share(subject: Subject) -> Part:
     layer, head = largest(values.nan_to_num(-1))
     metric = "past_locality" if result.source.causal else "locality"
     one, two = (each.per_sample[metric].mean(0).cpu().double() for each in (words, result))
-    agree = float(np.corrcoef(ranks(one.flatten()), ranks(two.flatten()))[0, 1]) if one.numel() > 2 else np.nan
+    agree = spearmanr(one.flatten(), two.flatten(), nan_policy="omit").statistic if one.numel() > 2 else float("nan")
     columns: dict[str, Tensor] = {"position_share": values, f"{metric}_on_text": two, f"{metric}_on_words": one}
     title = metric.replace("_", " ")
     return Part(

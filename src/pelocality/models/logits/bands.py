@@ -24,7 +24,7 @@ class RotaryBands:
     """What each head does with each band: a pair of dimensions that rotates at one frequency, fastest first.
 
     Attributes:
-        wavelength: Tokens in which a band turns once, (layer, band); infinite if a band does not rotate.
+        wavelength: Tokens in which a band turns once, (layer, band), 2 or more; infinite if a band does not rotate.
         query_norm: Mean norm of the two dimensions of queries, (layer, head, band).
         key_norm: The same for keys.
         use: Share of each band in the sum over bands of ``query_norm`` times ``key_norm``, (layer, head, band).
@@ -74,7 +74,9 @@ def rotary_bands(
 
     Let $q_f$ and $k_f$ be the two dimensions of band $f$, which rotate by $\omega_f$ radians a token.
 
-    - The wavelength is $2 \pi / \omega_f$ tokens. If it depends on the length, it is that of the first text's length.
+    - The wavelength is $2 \pi / |\omega_f|$ tokens, with the angle $\omega_f$ from one token to the next between
+      $-\pi$ and $\pi$. At whole positions, a full turn more is the same rotation. If the wavelength depends on the
+      length, it is that of the first text's length.
     - Norms are means of $\lVert q_f \rVert$ and $\lVert k_f \rVert$ over all tokens. The use of a band is
       $\overline{\lVert q_f \rVert} \, \overline{\lVert k_f \rVert}$ divided by the sum over bands (Barbero et al.,
       2025, compare norms in this way). It bounds what the band can add to the logits.
@@ -130,7 +132,7 @@ def rotary_bands(
             with loaded(base, [modules[layer]]):
                 rotation: Any = family.rotation(base, modules[layer], max(2, both.shape[-2]))
             cos, sin = (each.to(both) for each in rotation)
-            angles.setdefault(layer, torch.atan2(sin[1], cos[1]).to(device))  # from one token to the next
+            angles.setdefault(layer, torch.atan2(sin[1], cos[1]).abs().to(device))  # from one token to the next
             query, key = rotated(both, cos[: both.shape[-2]], sin[: both.shape[-2]])
             tokens = kept.sum(-1)[:, None, None, None].clamp(min=1)
             key = (key - key.sum(-2, keepdim=True) / tokens).masked_fill(~kept[:, None, :, None], 0.0)
