@@ -160,6 +160,9 @@ class Words:
         ids = [int(word) for word in texts.split()]
         return {"input_ids": ids, "special_tokens_mask": [0] * len(ids)}
 
+    def convert_ids_to_tokens(self, ids):
+        return list(map(str, ids))
+
 
 SENTENCES = [" ".join(map(str, text.tolist())) for text in texts()]
 

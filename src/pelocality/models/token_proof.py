@@ -123,14 +123,14 @@ def cautions(axes: Sequence[Axes], left_out: Collection[str]) -> Iterator[str]:
 
 def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     """Return what the axes of each attention of a model are, in the order in which they run; see `prove_tokens`."""
-    sizes = {size for each in model.module.parameters() for size in each.shape}
-    alone, others, inputs, length = _of_one_text(model, inputs, sizes)
+    alone, others, inputs, length = _of_one_text(model, inputs)
     n = max((each.weights.shape[-1] for each in alone), default=0)
     fixed = [Axes(_FIXED, owner=each.owner) for each in others]
     if _combines(model, inputs, alone):
         raise model.unprobed("a module computes several attentions at a time, and combines them")
     tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
-    texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes | {n, n + 1})
+    sizes = {n, n + 1, *(size for each in model.module.parameters() for size in each.shape)}
+    texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes)
     change = Change(tokens, n, texts)
     unknown = fixed + [Axes(UNKNOWN, owner=each.owner) for each in alone]
     widths = {each.numel() for each in model.module.parameters() if each.ndim == 1}
@@ -158,6 +158,17 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     if model.content is None and n != length:  # it adds tokens, so that one token was changed by module calls alone
         axes = [each._replace(name=UNKNOWN) if each.name == _MIXTURES else each for each in axes]
     return fixed + [each._replace(owner=one.owner) for each, one in zip(axes, alone, strict=True)]
+
+
+def clear_lengths(model: SequenceModel) -> list[int]:
+    """Return numbers of tokens at which the axis of tokens differs in size from every axis of the weights."""
+    sizes = {size for each in model.module.parameters() for size in each.shape}
+    return [n for n in _LENGTHS if not {n, n + 1} & sizes] or [*_LENGTHS]
+
+
+def text_of(model: SequenceModel, length: int) -> dict[str, Tensor]:
+    """Return a batch of one text of different tokens, for a model of token ids."""
+    return {"input_ids": torch.tensor([model.some_ids(length)], device=model.device)}
 
 
 def with_another(inputs: Any, index: int | slice) -> Any:
@@ -252,7 +263,7 @@ def _put_back(change: Change, states: Any) -> Any:
     return put.movedim((0, 1), axes)
 
 
-def _of_one_text(model: SequenceModel, inputs: Any, sizes: set[int]) -> tuple[_Attentions, _Attentions, Any, int]:
+def _of_one_text(model: SequenceModel, inputs: Any) -> tuple[_Attentions, _Attentions, Any, int]:
     """Return the attention on a text whose size grows with the number of tokens, all other attention, and the text.
 
     Its length is that of no axis of the weights, and comes last; 0 where the model reads no other than that of its
@@ -261,12 +272,11 @@ def _of_one_text(model: SequenceModel, inputs: Any, sizes: set[int]) -> tuple[_A
     Args:
         model: The model.
         inputs: A batch of one text.
-        sizes: Those of the axes of its weights.
     """
-    lengths = [n for n in _LENGTHS if not {n, n + 1} & sizes] or [*_LENGTHS]
+    lengths = clear_lengths(model)
     if model.content is None:
         length, other_length = lengths[0], _SHORT
-        text, other = ({"input_ids": torch.tensor([model.some_ids(n)], device=model.device)} for n in (length, _SHORT))
+        text, other = (text_of(model, n) for n in (length, _SHORT))
     else:
         shapes, other = {size for each in tensors_of(inputs) for size in each.shape}, inputs
         squares = [each.weights.shape[-1] for each in _attentions(model, inputs)]

@@ -1,5 +1,6 @@
 """The influence of each position on the hidden states at each other: locality and symmetry without attention."""
 
+import warnings
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from pelocality.models.sequence_model import (
     largest_difference,
     map_tensors,
 )
+from pelocality.models.token_proof import clear_lengths, text_of
 
 # Numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 2**19, 2**25
@@ -66,6 +68,7 @@ class Influence(SequenceModel):
         vars(self).update(vars(model))
         self.directions, self.seed = count("directions", directions), count("seed", seed, least=0)
         self._way: _Way | None = None  # to derivatives, found on the first text
+        self._axes: dict[nn.Module, int] | None = None  # of tokens in the hidden states that modules return
 
     def why_not_measured(self) -> str | None:
         """Return None: no attention is needed."""
@@ -100,7 +103,9 @@ class Influence(SequenceModel):
 
     def _layers(self, inputs: Any, seed: int, length: int | None) -> list[tuple[Block | None, Tensor]]:
         """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of."""
-        blocks, states, n, run = _layers_and_run(self, inputs)
+        if self._axes is None:
+            self._axes = {} if self.content else _axes_of_tokens(self, inputs)
+        blocks, states, n, axes, run = _layers_and_run(self, inputs, self._axes)
         if length not in (None, n) and self.content is not None:
             raise ValueError(f"its hidden states have {n} positions for an input of {length}; give texts")
         width = states.numel() // n
@@ -119,7 +124,7 @@ class Influence(SequenceModel):
         def squares(tangent: Tensor) -> tuple[Tensor, ...]:
             """Return the squared norm of the derivative at each position of each layer, (n,) each."""
             changes = derivative(tangent.reshape(states.shape))
-            return tuple(_by_position(each, n).square().sum(-1) for each in changes)
+            return tuple(_by_position(each, axis).square().sum(-1) for each, axis in zip(changes, axes, strict=True))
 
         size = max(1, (_AT_A_TIME if states.device.type == "cpu" else _AT_A_TIME_ON_GPU) // (n * max(n, width)))
         rows: list[tuple[Tensor, ...]] = []  # one row for each pair of a direction and a position
@@ -210,12 +215,44 @@ def influence(
     return text_average(view, texts, tokenizer=tokenizer, **options)
 
 
-def _layers_and_run(model: SequenceModel, inputs: Any) -> tuple[tuple[Block | None, ...], Tensor, int, _Map]:
+def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
+    """Return which axis of the hidden states that each module returns is the tokens, counted from the last.
+
+    Found at a number of tokens that is the size of no other axis, or on a text if the model reads no such number.
+    """
+    axes: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        states = _hidden(result)
+        if states is not None and list(states.shape).count(length) == 1:
+            axes[module] = list(states.shape).index(length) - states.ndim
+
+    modules = [each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule)]
+    for text in (text_of(model, clear_lengths(model)[0]), inputs):
+        length = text["input_ids"].shape[1]
+        try:
+            with hooked(modules, after=note, last=True):
+                model.run(text)
+            break
+        except Exception:  # it reads no text of that length
+            axes.clear()
+    return axes
+
+
+def _layers_and_run(
+    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int]
+) -> tuple[tuple[Block | None, ...], Tensor, int, tuple[int, ...], _Map]:
     """Return what the derivatives of a model on one text are taken of, found in one run.
+
+    Args:
+        model: The model.
+        inputs: The text.
+        axes: The axis of tokens in the hidden states that modules return; (batch, n, d) of others.
 
     Returns:
         The block of each layer (None for a model without blocks), the embeddings of the text, the number of positions
-        n, and a function that runs the model with other embeddings and returns the hidden states of each layer.
+        n, the axis of positions of each layer, and a function that runs the model with other embeddings and returns the
+        hidden states of each layer.
     """
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
     blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
@@ -238,7 +275,10 @@ def _layers_and_run(model: SequenceModel, inputs: Any) -> tuple[tuple[Block | No
     with hooked(modules, after=note, last=True):
         model.run(inputs)
     n = None if ids is None else ids.shape[1]
-    ran = [(block, read) for block, read in ran if n is None or n in (read.shape[-2], read.shape[0])]
+    by_token = [(block, read) for block, read in ran if n in (None, read.shape[axes.get(block, -2)])]
+    if ran and not by_token:
+        warnings.warn(f"the layers of {model} have no axis of {n} tokens, so its output is one layer", stacklevel=2)
+    ran = by_token
     lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
     ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
     outputs = tuple(block for block, _ in ran) or (model.module,)
@@ -248,7 +288,8 @@ def _layers_and_run(model: SequenceModel, inputs: Any) -> tuple[tuple[Block | No
         raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
     n = states.shape[-2] if n is None else n
     placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
-    if not placed or n not in (returned.shape[-2], returned.shape[0]):
+    of_layers = tuple(axes.get(each, -2) for each in outputs)
+    if not placed or returned.shape[of_layers[-1]] != n:
         raise ValueError(f"its hidden states are {tuple(states.shape)}, then {tuple(returned.shape)}, not (1, {n}, d)")
     states = states.clone(memory_format=torch.contiguous_format)
 
@@ -275,7 +316,7 @@ def _layers_and_run(model: SequenceModel, inputs: Any) -> tuple[tuple[Block | No
             model.run(inputs)
         return tuple(layers)
 
-    return tuple(blocks[block] for block, _ in ran) or (None,), states, n, run
+    return tuple(blocks[block] for block, _ in ran) or (None,), states, n, of_layers, run
 
 
 def _equal(one: Any, other: Tensor) -> bool:
@@ -348,10 +389,9 @@ def _hidden(states: Any) -> Tensor | None:
     return next((first for each in parts if (first := _hidden(each)) is not None), None)
 
 
-def _by_position(states: Tensor, length: int) -> Tensor:
-    """Return hidden states (1, ..., n, d), or XLNet's (n, 1, d), of one text by position, (n, d), to be squared."""
-    states = states.to(torch.promote_types(states.dtype, torch.float32))
-    return (states.movedim(-2, 0) if states.shape[-2] == length else states).reshape(length, -1)
+def _by_position(states: Tensor, axis: int) -> Tensor:
+    """Return hidden states of one text by position, (n, d), to be squared."""
+    return states.to(torch.promote_types(states.dtype, torch.float32)).movedim(axis, 0).flatten(1)
 
 
 def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> tuple[Tensor, ...]:
