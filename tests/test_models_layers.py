@@ -92,7 +92,7 @@ def one_head_at_a_time(query, key, value, visible):
 
 @pytest.mark.parametrize("attend", [one_text_at_a_time, one_head_at_a_time])
 def test_weights_that_multiply_part_by_part_are_refused(attend):
-    with pytest.raises(ValueError, match="the texts of a batch|no attention over all its tokens"):
+    with pytest.raises(ValueError, match=r"the texts of a batch|no attention over all its tokens"):
         measured(attend, causal=False)
 
 

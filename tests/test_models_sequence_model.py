@@ -370,24 +370,31 @@ def test_the_text_half_of_clip_and_the_decoder_of_whisper_read_tokens():
     assert positional_attention(whisper().get_decoder(), length=N, words=WORDS).source.causal
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_cross_attention_to_other_states_than_the_tokens_is_left_out(more):
-    """However many these are; the witness is transformers' own."""
+def test_cross_attention_to_as_many_states_as_tokens_is_measured_in_the_order_in_which_it_runs():
+    """Layers 1 and 3 of two layers with self-attention and cross-attention each; the witness is transformers' own."""
     model = whisper().get_decoder().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 4)
 
-    def content(sample, length):
+    def content(sample, length, more=0):
         states = torch.randn(1, length + more, 16, generator=torch.Generator().manual_seed(sample))
         return {"input_ids": torch.full((1, length), 7 + sample), "encoder_hidden_states": states}
 
-    result = positional_attention(SequenceModel(model, inputs=content), length=N, words=1)
+    known = SequenceModel(model, inputs=content)
+    both, crossed = (positional_attention(known, length=N, words=1, layers=each) for each in (None, [1, 3]))
+    one_more = SequenceModel(model, inputs=lambda sample, length: content(sample, length, 1))
+    assert positional_attention(one_more, length=N, words=1).layers == (0, 1)  # the self-attention alone
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        expected = model(**content(0, N), output_attentions=True).attentions
-    torch.testing.assert_close(result.attention, torch.cat(expected), rtol=0, atol=1e-5)
-    assert any("left out" in note for note in result.notes) == (more == 0)  # other numbers of keys are passed over
+        output = model(**content(0, N), output_attentions=True)
+    torch.testing.assert_close(both.attention[0::2], torch.cat(output.attentions), rtol=0, atol=1e-5)
+    torch.testing.assert_close(crossed.attention, torch.cat(output.cross_attentions), rtol=0, atol=1e-5)
+    result = positional_attention(
+        one_more, length=N, words=1
+    )  # a softmax of one column more than tokens, as with a sink
+    assert result.layers == (0, 1)
+    assert any("left out" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("registers", [0, 2])

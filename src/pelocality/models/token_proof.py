@@ -30,7 +30,6 @@ _STILL, _TEXTS = "still", "the texts of a batch (batch_first=True?)"
 _ORDER = "its tokens in another order than that of its input"
 _MIXTURES = "mixtures of tokens or these in another order, such as projected keys, channels or reversed keys"
 _FIXED = "something else than one key for each token, such as channels, latents or windows"
-_KEYS, _QUERIES = "keys that are no tokens, as in cross-attention", "queries that are no tokens, such as latents"
 _REFUSED = {_TEXTS, _ORDER}  # a model with such attention reads its input in another way
 
 _Attentions = list[Attention]
@@ -153,8 +152,6 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     if any(each.still for each in axes):  # does the token that was put back move anything?
         free = _attentions(model, batch, n)
         axes = [_of_still(*each, texts) for each in zip(axes, alone, free, strict=True)]
-    if sum(n in each.shape for each in tensors_of(inputs)) < 2:  # nothing else that grows, so positions tell keys apart
-        axes = [each._replace(name=TOKENS) if each.name in (_KEYS, _QUERIES) else each for each in axes]
     if model.content is None and n != length:  # it adds tokens, so that one token was changed by module calls alone
         axes = [each._replace(name=UNKNOWN) if each.name == _MIXTURES else each for each in axes]
     return fixed + [each._replace(owner=one.owner) for each, one in zip(axes, alone, strict=True)]
@@ -434,9 +431,8 @@ def _moved(weights: Tensor, change: Change) -> tuple[str, float, tuple[int, ...]
     if max(of_rows, of_keys, elsewhere) <= least or float(moved.max()) <= 16 * torch.finfo(weights.dtype).eps:
         return _STILL, 0.0, tuple(range(len(moved)))
     still = tuple((rows.maximum(keys) <= least).nonzero().flatten().tolist())
-    leak = elsewhere / max(of_keys if of_keys > least else of_rows, least)
-    name = TOKENS if min(of_keys, of_rows) > least else _KEYS if of_rows > least else _QUERIES
-    return name if leak <= _LEAK else _MIXTURES, leak, still
+    leak = elsewhere / max(of_keys if of_keys > least else of_rows, least)  # keys may be others, as in cross-attention
+    return TOKENS if leak <= _LEAK else _MIXTURES, leak, still
 
 
 def _spread(changes: Tensor) -> Tensor:
