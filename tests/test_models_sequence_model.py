@@ -390,9 +390,7 @@ def test_cross_attention_to_as_many_states_as_tokens_is_measured_in_the_order_in
         output = model(**content(0, N), output_attentions=True)
     torch.testing.assert_close(both.attention[0::2], torch.cat(output.attentions), rtol=0, atol=1e-5)
     torch.testing.assert_close(crossed.attention, torch.cat(output.cross_attentions), rtol=0, atol=1e-5)
-    result = positional_attention(
-        one_more, length=N, words=1
-    )  # a softmax of one column more than tokens, as with a sink
+    result = positional_attention(one_more, length=N, words=1)  # one column more than tokens, as with a sink
     assert result.layers == (0, 1)
     assert any("left out" in note for note in result.notes)
 
