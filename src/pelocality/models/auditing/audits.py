@@ -96,6 +96,8 @@ def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
     farthest = longest - 1 if rotary and longest > 2 * SHORT else 0
     if any(each.scaling in ("dynamic", "longrope") for each in rotary):  # depends on the length of the text
         farthest = 2 * max(longest, SHORT, *(each.trained for each in rotary))
+    if any(family.declared_axes(each) is not None for each in rotary):  # far enough to tell the axes of slow pairs
+        farthest = max(farthest, 2**15)
     return max([SHORT, *(size for size in sizes if size <= most)]), farthest
 
 
@@ -206,6 +208,6 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims):
+    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims, a.positions.shape) == (b.length, b.dims, b.positions.shape):
         return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
     return None, None

@@ -47,39 +47,42 @@ def _number(value: float) -> str:
 
 
 def table(reading: Reading) -> Row:
-    """Compare the rows that tokens read from a table at the input."""
+    """Compare the vectors of positions that reach the first layer, and the rows that tokens read for them."""
     kind, first = reading.family.declared_table(reading.config) or ("", 0)
-    declared, lookup, states = _table_words(kind, first), reading.table, reading.constant.input_states
+    declared, lookup, states = _table_words(kind, first), reading.table, reading.input_states
+    rows = [first] if lookup is None else lookup.rows.tolist()
+    other = "" if kind != "sinusoidal" or states is None else _other_sines(reading, states[0], rows[0])
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
-        return _row("table", declared, "computed at the input" if computed else "", {"": kind != "" and not computed})
-    rows = lookup.rows.tolist()
-    measured = _table_words("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", rows[0])
+        differs = other != "" or kind == "learned" or (kind != "" and not computed)
+        return _row("table", declared, "computed at the input" if computed else "", {other: differs})
+    measured = _table_words("learned" if other and not reading.lost else kind or "learned", rows[0])
     if not kind:
         return Row(declared, measured)
     vectors = lookup.table[lookup.rows].cpu()
     _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
     equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
-    wrong = [(place, row) for place, row in enumerate(rows) if row != first + place]
-    difference = "".join(f"position {place} reads row {row}, not row {first + place}" for place, row in wrong[:1])
-    if not wrong and len(equal) > 1:
-        difference = f"equal vectors at positions {equal[0]} and {equal[1]}"
-    measured = "" if 1 < len(equal) == len(rows) else measured
-    return _row("table", declared, measured, {difference: difference != ""})
+    wrong = [f"position {i} reads row {row}, not row {first + i}" for i, row in enumerate(rows) if row != first + i]
+    if len(equal) > 1:
+        wrong.append(f"equal vectors at positions {equal[0]} and {equal[1]}")
+    elif unused := int((vectors == 0).all(0).sum()):
+        wrong.append(f"{unused} of {vectors.shape[1]} dimensions are zero at all positions")
+    wrong += [f"the vector of position {i} does not reach the first layer as a word does" for i in reading.lost]
+    difference = next(filter(None, (*wrong, other)), "")
+    return _row("table", declared, "" if 1 < len(equal) == len(rows) else measured, {difference: difference != ""})
+
+
+def _other_sines(reading: Reading, states: Tensor, first: int) -> str:
+    """Return where the states (n, d) of one word differ otherwise than the sines and cosines from a row on, in words."""
+    eps, states = max(torch.finfo(each).eps for each in (states.dtype, torch.float32)), states.cpu().double()
+    rows = torch.arange(first, first + len(states), dtype=torch.float64, device="cpu")
+    sines = reading.family.declared_sinusoids(rows, states.shape[1])
+    off = (states - states[:1] - (sines - sines[:1])).abs().amax(1) > 5e-3 + 4 * eps * (rows + states.abs().max())
+    return f"other sines and cosines at position {int(off.int().argmax())}" if bool(off.any()) else ""
 
 
 def _table_words(kind: str, row: int) -> str:
     return f"{kind} from row {row}" if row else kind
-
-
-def _is_sinusoidal(table: Tensor) -> bool:
-    """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
-    some = table[2 : 2 + 32].cpu().double()  # the first rows may be padding
-    middle, around = some[1:-1], some[:-2] + some[2:]
-    nonzero = middle.square().sum(0) > 1e-12
-    cosine = (middle * around).sum(0) / (2 * middle.square().sum(0)).clamp(min=1e-12)
-    off = (around - 2 * cosine * middle).abs().amax(0)[nonzero]
-    return bool(nonzero.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
 def rows_with_a_mask(reading: Reading) -> Row:
@@ -109,7 +112,11 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     like = angles if angles is not None and angles.dims == queries.dims else RotaryAngles(queries.dims)
     measured = _rotary_words(_recognised(runs, like), queries.factor, queries.dims, queries.head)
     keys_differ = keys != "unseen" and not (isinstance(keys, Rotation) and keys.same_as(queries))
-    differences = {"keys are rotated otherwise": keys_differ, "": like is not angles and declared != UNDECLARED}
+    differences = {
+        "keys are rotated otherwise": keys_differ,
+        "": like is not angles and declared != UNDECLARED,
+        "position 0 is rotated": queries.start is not None and queries.starts_off(torch.zeros_like(queries.start)),
+    }
     if like is angles:
         off, family, factor = _off(runs, like), reading.family, queries.factor or 0.0
         allowed = max(1e-3, 10 * queries.tolerance - 1e-2) * like.attention_factor
@@ -153,6 +160,8 @@ def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, 
         words.append(rotary.scaling if by is None else f"{rotary.scaling} (factor {_number(by)})")
     if head not in (None, dims):
         words.append(f"{dims} of {head} dimensions")
+    if rotary is not None and "mrope_section" in rotary.options:
+        words.append(f"sections {rotary.options['mrope_section']}")
     if factor is not None and abs(factor - 1) > 1e-2:
         words.append(f"attention factor {_number(factor)}")
     return ", ".join(words)
@@ -258,15 +267,17 @@ def window_words(window: Window, causal: bool | None) -> str:
 def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
     """Compare attention with a mask, with and without padding, with attention without one."""
     plain, differing = layer.constant, {}
+    seen = [name for name, masked in layer.masked.items() if masked.reach.padding]
     for name, masked in layer.masked.items():
         padded = len(plain.logits[0]) - len(masked.logits[0])  # SqueezeBert hides keys by position, not by distance
         off = first_difference(plain, masked)
         if off and not (padded and first_difference(plain, masked, padded) is None):
             differing[name] = off[0]
-    if not differing:
-        return Row()
-    without = f"other attention than without a mask from distance {min(differing.values())} on"
-    return Row(mismatch=f"{', '.join(differing)}: {without}")
+    sentences = [f"{', '.join(seen)}: tokens attend to padding"] if seen else []
+    if differing:
+        without = f"other attention than without a mask from distance {min(differing.values())} on"
+        sentences.insert(0, f"{', '.join(differing)}: {without}")
+    return Row(mismatch=", ".join(sentences))
 
 
 def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 
 import re
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,15 +31,18 @@ BEHIND_PADDING = "behind padding on the left"
 _IN_GENERATION = f"{BEHIND_PADDING}, in generation"
 _LONGEST_TABLE = 8500  # the most rows of a table at the input that are read
 _ROTARY = re.compile("rotary|rope", re.IGNORECASE)  # names of classes
+_WORDS = (nn.functional.embedding, nn.functional.linear)  # give the words to which positions are added
+_NORMED_WORDS = (nn.functional.linear, nn.functional.layer_norm)
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 
 class Reach(NamedTuple):
-    """Which keys (n, n) the queries of a layer see, whether none lies after its query, and the window."""
+    """Which keys (n, n) the queries see, whether none lies after its query, the window, and whether padding is seen."""
 
     visible: Tensor
     causal: bool
     window: Window
+    padding: bool
 
 
 class Lookup(NamedTuple):
@@ -89,14 +93,23 @@ class Recorder(Observer):
         constant: Whether every linear map of the tokens returns the same vector at each of them.
         real: The tokens that are not padding.
         input_only: Whether the model stops before its first block.
+        change: Called with each function of torch that runs, with its result, and with the `Lookup` that it is, or None.
     """
 
-    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), input_only: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        constant: bool = True,
+        real: slice = slice(None),
+        input_only: bool = False,
+        change: Callable[[Any, Tensor, Lookup | None], None] | None = None,
+    ) -> None:
         super().__init__(lambda attention: None, tokens)
-        self.tokens, self.constant, self.real, self.input_only = tokens, constant, real, input_only
+        self.tokens, self.constant, self.real, self.input_only, self.change = tokens, constant, real, input_only, change
         start, stop, _ = real.indices(tokens)
         self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
-        self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
+        self.input_states: Tensor | None = None  # the states (1, n, ...) before the first block
+        self.output: Any = None  # the output (1, n, d) of a model that ran to its end
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
@@ -114,9 +127,10 @@ class Recorder(Observer):
             return output
         if self.constant and (constant := self._constant_map(func, args, kwargs)) is not None:
             return constant
-        if func in _LOOKUPS:
-            self._see_lookup(func, [*args, *kwargs.values()])
+        lookup = self._see_lookup(func, [*args, *kwargs.values()]) if func in _LOOKUPS else None
         result = super().__torch_function__(func, types, args, kwargs)
+        if self.change is not None:
+            self.change(func, result, lookup)
         if func in BATCHED and result.ndim > 2 and result.shape[-2:] == (self.tokens, self.tokens):
             *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             self._factors = (first, second.transpose(-1, -2))
@@ -134,19 +148,27 @@ class Recorder(Observer):
             return None
         if self.tokens not in states.shape[:-1] or size == self.tokens:
             return None
+        return self._vectors((*states.shape[:-1], size), states)
+
+    def _vectors(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return the same random vector at every token, in a shape (..., size)."""
         self._maps += 1
         seeded = torch.Generator("cpu").manual_seed(self._maps)
-        vector = torch.randn(size, generator=seeded, device="cpu")
-        return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
+        return torch.randn(shape[-1], generator=seeded, device="cpu").to(like).expand(shape).clone()
+
+    def linear(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        """Return one vector at every token in place of the output of a module that is a linear map."""
+        of_tokens = isinstance(output, Tensor) and self.tokens in output.shape[:-1]
+        return self._vectors(output.shape, output) if self.constant and of_tokens else None
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
         super().enter(block, args, kwargs)
-        if self.input_only:
-            raise _LayersBeginError
         if self.input_states is None:
-            states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
-            self.input_states = next(states, None)
+            floats = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.is_floating_point())
+            self.input_states = next((each for each in floats if each.ndim > 2), None)
+        if self.input_only and self.input_states is not None:
+            raise _LayersBeginError
 
     def see_kernel(self, call: dict[str, Any], output: Tensor) -> None:
         """Record a call of torch's kernel, with the logits that it does not hand out."""
@@ -177,32 +199,36 @@ class Recorder(Observer):
 
     def _reach(self, visible: Tensor) -> Reach:
         """Return the reach of the tokens from visible keys (..., n, n); a window without a name is "irregular"."""
-        every = visible.broadcast_to(*visible.shape[:-2], self.tokens, self.tokens)
-        visible = _flat(every).any(0)[self.real, self.real]
+        every = _flat(visible.broadcast_to(*visible.shape[:-2], self.tokens, self.tokens)).any(0)
+        visible, seen_by_tokens = every[self.real, self.real], every[self.real].any(0)
+        seen_by_tokens[self.real] = False
+        padding = bool(seen_by_tokens.any())
         n, distance = len(visible), distances(len(visible), visible.device)
         seen = distance[visible]
         behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
         causal = ahead <= 0 and n > 1
         if torch.equal(visible, (distance <= behind) & (distance >= -ahead)):
             limit = None if max(behind, ahead) == n - 1 else ("window", behind + 1 if causal else behind)
-            return Reach(visible, causal, limit if causal or behind == ahead else "irregular")
+            return Reach(visible, causal, limit if causal or behind == ahead else "irregular", padding)
         chunk = max(int((~visible[:, 0]).int().argmax()), 1)  # the first query that does not see the first key
         number = torch.arange(n, device=visible.device) // chunk
         same = (number[:, None] == number) & ((distance >= 0) | (not causal))
-        return Reach(visible, causal, ("chunks", chunk) if torch.equal(visible, same) else "irregular")
+        return Reach(visible, causal, ("chunks", chunk) if torch.equal(visible, same) else "irregular", padding)
 
-    def _see_lookup(self, func: Any, named: list[Any]) -> None:
-        """Record the rows of a table that were read, one for each token or for each pair of tokens."""
+    def _see_lookup(self, func: Any, named: list[Any]) -> Lookup | None:
+        """Record the rows of a table that were read, one for each token or for each pair of tokens, and return them."""
         rows, table = named[:2] if func is nn.functional.embedding else (named[-1], named[0])
         rows = rows[0] if isinstance(rows, tuple) else rows
         shape = {self.tokens: (self.tokens,), self.tokens**2: (self.tokens, self.tokens)}
         if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and rows.numel() in shape):
-            return
+            return None
         if table.is_floating_point() and table.ndim == 2 and bool((rows != rows.flatten()[0]).any()):
             first = 0 if func is nn.functional.embedding else -len(table)
             if (missing := rows[(rows < first) | (rows >= len(table))]).numel():
                 raise NoRowError(f"a table of {len(table)} rows has no row {int(missing[0])}")
             self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape[rows.numel()])))
+            return self.lookups[-1]
+        return None
 
 
 def _flat(states: Tensor) -> Tensor:
@@ -272,6 +298,9 @@ class Reading:
         others: What its layers without attention are, by number.
         constant: The run with constant content.
         table: The table at the input and its rows, over all positions that the model has; None without one.
+        input_states: The states (n, d) of one word before the first block, over the same positions.
+        lost: The positions at which a vector that is added to a row of the table does not move these states as it does
+            when it is added to the word.
         runs: The same run with an attention mask, by the padding in it; in the place of a run that failed its error.
     """
 
@@ -284,6 +313,8 @@ class Reading:
     others: dict[int, str]
     constant: Recorder
     table: Lookup | None
+    input_states: Tensor | None
+    lost: list[int]
     runs: dict[str, Recorder | Exception]
 
     @property
@@ -312,54 +343,91 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
     declared = [family.declared_rotation(config, layer) for layer in range(config.num_hidden_layers)]
-    hints = sorted({each.dims for each in declared if isinstance(each, RotaryAngles)})
+    rotary = [each for each in declared if isinstance(each, RotaryAngles)]
+    hints = sorted({each.dims for each in rotary})
+    in_sections = any(family.declared_axes(each) is not None for each in rotary)
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
     # An encoder-decoder model reads with its encoder, which continues no text.
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
-    rotary = [each for each in model.module.modules() if _ROTARY.search(type(each).__name__)]
-    with ExitStack() as still, hooked(rotary, after=_without_angles, last=True):
+    modules = [each for each in model.module.modules() if _ROTARY.search(type(each).__name__)]
+    with ExitStack() as still, hooked(modules, after=_without_angles, last=True):
         for each in attached_biases(model.module):
             if each.is_rotation:  # an attached rotation takes the place of what these modules return
                 still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
         unrotated = _run(model, {"input_ids": ids}).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
-    table = _table_at_input(constant.lookups, widths)
-    runs = _masked_runs(model, ids, generates and table is not None)
-    if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
-        every = {"input_ids": torch.full((1, most), word, device=ids.device)}
-        try:
-            table = _table_at_input(_run(model, every, input_only=True).lookups, widths) or table
-        except NoRowError as error:
-            runs |= {f"at {most} positions": error} if family.table is not None else {}
+    runs = _masked_runs(model, ids, generates and _table_at_input(constant.lookups, widths) is not None)
+    most = max(length, min(model.longest or 0, _LONGEST_TABLE))
+    every = {"input_ids": torch.full((1, most), word, device=ids.device)}
+    try:
+        at_input = _run(model, every, constant=False, input_only=True)
+    except NoRowError as error:
+        runs |= {f"at {most} positions": error} if family.table is not None else {}
+        every = {"input_ids": ids}
+        at_input = _run(model, every, constant=False, input_only=True)
+    table = _table_at_input(at_input.lookups, widths)
+    lost = [] if table is None else _lost_positions(model, every, at_input, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
-    near = torch.arange(min(length, SHORT), device="cpu")
+    near = torch.arange(min(length, SHORT), device="cpu")[None]
     far, distant = near, []
     if farthest and hints and model.reads("position_ids"):
-        n, farthest = len(near), min(farthest, (model.longest or sys.maxsize) - 1)
+        n, farthest = near.shape[1], min(farthest, (model.longest or sys.maxsize) - 1)
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
-        distant = _run(model, few | {"position_ids": far[None].to(ids.device)}).calls
+        far = torch.cat([far, farthest - far, far // 2]) if in_sections else far  # of time, height and width
+        distant = _run(model, few | {"position_ids": (far[:, None] if in_sections else far).to(ids.device)}).calls
     layers = []
     for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
+        rotation = family.declared_rotation(config, block)
+        axes = family.declared_axes(rotation) if isinstance(rotation, RotaryAngles) else None
         layer = Layer(
             number=numbers[place],
-            rotation=family.declared_rotation(config, block),
+            rotation=rotation,
             window=family.declared_window(config, block),
             constant=call,
             text=on_text[place] if place < len(on_text) else call,
             masked={name: calls[place] for name, calls in with_mask.items() if place < len(calls)},
             queries=rotation_of(call.query, other.query, near, length, hints),
             keys=rotation_of(call.key, other.key, near, length, hints),
-            far=rotation_of(distant[place].query, None, far, farthest + 1, hints) if distant else None,
+            far=rotation_of(distant[place].query, None, far if axes is None else far[axes], farthest + 1, hints)
+            if distant
+            else None,
         )
         layers.append(layer)
     causal = family.declared_causal(config, model.module)
-    return Reading(model, config, family, causal, generates, layers, others, constant, table, runs)
+    states = at_input.input_states
+    return Reading(model, config, family, causal, generates, layers, others, constant, table, states, lost, runs)
+
+
+def _lost_positions(model: SequenceModel, inputs: dict[str, Any], plain: Recorder, table: Lookup) -> list[int]:
+    """Return at which positions a vector, added to a row of the table and taken from the word, moves the first layer."""
+    seeded = torch.Generator("cpu").manual_seed(0)
+    vectors = torch.randn(len(table.rows), table.table.shape[1], generator=seeded, device="cpu")
+    factor, lost = model.family.word_factor(model.config.get_text_config(), vectors.shape[1]), []
+    # Words may be mapped to the width of positions, and in some families also where they have it.
+    for functions in (_WORDS, _NORMED_WORDS)[: 1 + model.family.maps_words]:
+        words: list[Tensor] = []
+
+        def change(func: Any, result: Any, lookup: Lookup | None, functions: Any = functions, words: Any = words) -> None:
+            if lookup is not None and lookup.table.shape == table.table.shape and torch.equal(lookup.rows, table.rows):
+                result += (factor * vectors).to(result).view_as(result)
+            elif lookup is None and not words and func in functions and result.shape[-2:] == vectors.shape:
+                words.append(result.sub_(vectors.to(result)))
+
+        moved = _run(model, inputs, constant=False, input_only=True, change=change)
+        # Blocks that are not called, as SqueezeBERT's, are not seen to begin.
+        states, before = (each.output if each.input_states is None else each.input_states for each in (moved, plain))
+        allowed = max(1e-2, 16 * torch.finfo(states.dtype).eps) * before.abs().max()
+        off = (states - before)[0].flatten(1).abs().amax(1) > allowed
+        lost = off.nonzero().flatten().tolist() if words else []
+        if not lost:
+            break
+    return lost
 
 
 def _table_at_input(lookups: list[Lookup], widths: set[int]) -> Lookup | None:
@@ -400,9 +468,11 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
 def _run(model: SequenceModel, inputs: dict[str, Any], *, generating: bool = False, **options: Any) -> Recorder:
     """Run a model, recorded with the options of `Recorder`."""
     recorder, head = Recorder(inputs["input_ids"].shape[1], **options), model.with_head
-    with suppress(_LayersBeginError), recorder.observing(model.module):
+    maps = [each for each in model.module.modules() if hasattr(each, "out_features")] 
+    linear = [each for each in maps if type(each).forward is not nn.Linear.forward]  # as of quantised weights
+    with suppress(_LayersBeginError), recorder.observing(model.module), hooked(linear, after=recorder.linear):
         if not generating:
-            model.run(inputs)
+            recorder.output = model.run(inputs)[0]
         else:
             plain = GenerationConfig()  # type: ignore[no-untyped-call]
             with changed(head, "generation_config", plain):  # the user's configuration may ask for beams

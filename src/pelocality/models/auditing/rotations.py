@@ -16,7 +16,8 @@ class Rotation:
 
     Attributes:
         angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
-        positions: (n,), of these angles.
+        start: The angles (pair,) of the first position; None where there is nothing to compare with.
+        positions: (n, 1), or (n, pair) where pairs have axes, relative to the first position.
         length: The number of positions of the whole run.
         interleaved: Whether neighbouring dimensions are a pair, and not i and i + d / 2.
         factor: The factor on the rotated dimensions; None where there is nothing to compare with.
@@ -25,6 +26,7 @@ class Rotation:
     """
 
     angles: Tensor
+    start: Tensor | None
     positions: Tensor
     length: int
     interleaved: bool
@@ -55,7 +57,12 @@ class Rotation:
 
     def same_as(self, other: Self) -> bool:
         """Return whether another rotation is the same but for rounding."""
-        return self.dims == other.dims and self.pairs_as(other.interleaved) and self.off_from(other) is None
+        same = self.dims == other.dims and self.pairs_as(other.interleaved) and self.off_from(other) is None
+        return same and (self.start is None or other.start is None or not other.starts_off(self.start))
+
+    def starts_off(self, start: Tensor) -> bool:
+        """Return whether the first position has other angles than these (pair,)."""
+        return self.start is not None and bool((_within_half_turn(self.start - start).abs() > self.tolerance).any())
 
     def off_from(self, other: "Self | RotaryAngles", direction: int = 1) -> tuple[int, float] | None:
         """Return the first position with other angles than another rotation of these positions, and by how much.
@@ -68,13 +75,13 @@ class Rotation:
             The position, and the largest difference at any position; None if all agree but for rounding.
         """
         if isinstance(other, RotaryAngles):
-            angles = direction * self.positions[:, None] * other.frequencies(self.length)
+            angles = direction * self.positions * other.frequencies(self.length)
             allowed = self.tolerance + 1e-6 * angles.abs()
         else:
-            angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions[:, None]
+            angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions.abs()
         off = _within_half_turn(self.angles - angles).abs()
         far = (off > allowed).any(1)
-        return (int(self.positions[far][0]), float(off.max())) if bool(far.any()) else None
+        return (int(self.positions[far][0].abs().max()), float(off.max())) if bool(far.any()) else None
 
 
 def _within_half_turn(angles: Tensor) -> Tensor:
@@ -90,7 +97,7 @@ def rotation_of(
     Args:
         states: Queries or keys, None where they were not seen.
         unrotated: The same without rotation; states that are equal to it may be rotated by what was not recognised.
-        positions: (n,), their positions.
+        positions: (1, n) or (pair, n), their positions.
         length: The number of positions of the whole run.
         hints: Numbers of rotated dimensions to try first.
 
@@ -129,8 +136,9 @@ def rotation_of(
     angles = rotation.angle() - rotation[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
-    factor = None if same else float(rotation[0].abs().mean())
-    return Rotation(angles, positions, length, paired, factor, head, tolerance)
+    start, factor = (None, None) if same else (rotation[0].angle(), float(rotation[0].abs().mean()))
+    positions = (positions - positions[:, :1] if len(positions) in (1, angles.shape[1]) else positions[:1]).T
+    return Rotation(angles, start, positions, length, paired, factor, head, tolerance)
 
 
 def _fit(states: Tensor, before: Tensor, interleaved: bool) -> tuple[float, Tensor]:

@@ -39,6 +39,15 @@ class DeclaredPositions:
     first_row: ClassVar[int | None] = 0
     """The row of it that the first token reads; None for the one after the padding id."""
 
+    to_base: ClassVar[bool] = False
+    """Whether the slowest sines of the table have the frequency 1 / 10,000, as in tensor2tensor; or are faster."""
+
+    maps_words: ClassVar[bool] = False
+    """Whether words of the width of positions may yet be mapped or normed before positions are added."""
+
+    scales_words: ClassVar[bool] = False
+    """Whether word embeddings are multiplied with the root of their width, whatever the configuration says."""
+
     counts_tokens: ClassVar[bool] = False
     """Whether positions are counted from the first token, padding left out."""
 
@@ -50,6 +59,9 @@ class DeclaredPositions:
 
     rotates_by_default: ClassVar[bool | None] = None
     """Whether a model rotates, with base 10,000, though its configuration has no options for it; None: nothing says."""
+
+    sections: ClassVar[str] = "blocks"
+    """The pairs of time, height and width in M-RoPE: "blocks" one after the other, "turns", or "time last"."""
 
     rotates_in_windows_alone: ClassVar[bool] = False
     """Whether layers without a window have no rotation where others have one."""
@@ -66,6 +78,18 @@ class DeclaredPositions:
         if self.table is None or _has_rotary(config) or not getattr(config, "position_biased_input", True):  # DeBERTa
             return None
         return self.table, int(config.pad_token_id) + 1 if self.first_row is None else self.first_row
+
+    def declared_sinusoids(self, rows: Tensor, width: int) -> Tensor:
+        """Return rows of a sinusoidal table, all sines before all cosines (Vaswani et al., 2017): (row, width)."""
+        number = torch.arange(width // 2, dtype=torch.float64, device="cpu")
+        angles = rows[:, None] * 10_000 ** -(number / (width // 2 - self.to_base))
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+    def word_factor(self, config: Any, width: int) -> float:
+        """Return the factor on word embeddings before positions are added."""
+        options = ("scale_embedding", "rescale_embeddings", "scale_sqrt_depth")
+        scaled = self.scales_words or any(getattr(config, name, False) for name in options)
+        return float(width**0.5) if scaled else 1.0
 
     def declared_slopes(self, config: Any) -> Tensor | None:
         """Return the slopes of ALiBi (head,), or None."""
@@ -116,6 +140,17 @@ class DeclaredPositions:
             options={"max_position_embeddings": longest, **parameters},
             trained=(scaling != "dynamic" and parameters.get("original_max_position_embeddings")) or longest,
         )
+
+    def declared_axes(self, rotary: RotaryAngles) -> Tensor | None:
+        """Return the axis of each pair, 0 for time, 1 for height, 2 for width (M-RoPE, Wang et al., 2024), or None."""
+        sizes, pair = torch.tensor(rotary.options.get("mrope_section", []), device="cpu"), torch.arange(rotary.dims // 2)
+        if len(sizes) != 3:
+            return None
+        if self.sections == "blocks":
+            return torch.arange(3, device="cpu").repeat_interleave(sizes)
+        if self.sections == "time last":  # Ernie 4.5: height and width take turns
+            return torch.where(pair < sizes[:2].sum(), 1 + pair % 2, 0)
+        return torch.where(pair < 3 * sizes[pair % 3], pair % 3, 0)
 
     def declared_causal(self, config: Any, base: Any) -> bool | None:
         """Return whether queries of a bare transformer see no later key; None where it is not known."""
