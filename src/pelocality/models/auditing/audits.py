@@ -208,6 +208,10 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims, a.positions.shape) == (b.length, b.dims, b.positions.shape):
+    if (
+        isinstance(a, Rotation)
+        and isinstance(b, Rotation)
+        and (a.length, a.dims, a.positions.shape) == (b.length, b.dims, b.positions.shape)
+    ):
         return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
     return None, None

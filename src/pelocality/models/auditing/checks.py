@@ -73,7 +73,7 @@ def table(reading: Reading) -> Row:
 
 
 def _other_sines(reading: Reading, states: Tensor, first: int) -> str:
-    """Return where the states (n, d) of one word differ otherwise than the sines and cosines from a row on, in words."""
+    """Return where the states (n, d) of one word differ otherwise than sines and cosines from a row on, in words."""
     eps, states = max(torch.finfo(each).eps for each in (states.dtype, torch.float32)), states.cpu().double()
     rows = torch.arange(first, first + len(states), dtype=torch.float64, device="cpu")
     sines = reading.family.declared_sinusoids(rows, states.shape[1])
@@ -112,11 +112,7 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     like = angles if angles is not None and angles.dims == queries.dims else RotaryAngles(queries.dims)
     measured = _rotary_words(_recognised(runs, like), queries.factor, queries.dims, queries.head)
     keys_differ = keys != "unseen" and not (isinstance(keys, Rotation) and keys.same_as(queries))
-    differences = {
-        "keys are rotated otherwise": keys_differ,
-        "": like is not angles and declared != UNDECLARED,
-        "position 0 is rotated": queries.start is not None and queries.starts_off(torch.zeros_like(queries.start)),
-    }
+    differences = {"keys are rotated otherwise": keys_differ, "": like is not angles and declared != UNDECLARED}
     if like is angles:
         off, family, factor = _off(runs, like), reading.family, queries.factor or 0.0
         allowed = max(1e-3, 10 * queries.tolerance - 1e-2) * like.attention_factor
@@ -267,16 +263,17 @@ def window_words(window: Window, causal: bool | None) -> str:
 def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
     """Compare attention with a mask, with and without padding, with attention without one."""
     plain, differing = layer.constant, {}
-    seen = [name for name, masked in layer.masked.items() if masked.reach.padding]
     for name, masked in layer.masked.items():
         padded = len(plain.logits[0]) - len(masked.logits[0])  # SqueezeBert hides keys by position, not by distance
         off = first_difference(plain, masked)
         if off and not (padded and first_difference(plain, masked, padded) is None):
             differing[name] = off[0]
-    sentences = [f"{', '.join(seen)}: tokens attend to padding"] if seen else []
+    sentences = []
     if differing:
         without = f"other attention than without a mask from distance {min(differing.values())} on"
-        sentences.insert(0, f"{', '.join(differing)}: {without}")
+        sentences.append(f"{', '.join(differing)}: {without}")
+    if seen := [name for name, masked in layer.masked.items() if masked.reach.padding]:
+        sentences.append(f"{', '.join(seen)}: tokens attend to padding")
     return Row(mismatch=", ".join(sentences))
 
 

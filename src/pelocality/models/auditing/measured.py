@@ -31,8 +31,7 @@ BEHIND_PADDING = "behind padding on the left"
 _IN_GENERATION = f"{BEHIND_PADDING}, in generation"
 _LONGEST_TABLE = 8500  # the most rows of a table at the input that are read
 _ROTARY = re.compile("rotary|rope", re.IGNORECASE)  # names of classes
-_WORDS = (nn.functional.embedding, nn.functional.linear)  # give the words to which positions are added
-_NORMED_WORDS = (nn.functional.linear, nn.functional.layer_norm)
+Change = Callable[[Any, Any, "Lookup | None"], object]
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 
@@ -92,20 +91,15 @@ class Recorder(Observer):
         tokens: The number of tokens, padding included.
         constant: Whether every linear map of the tokens returns the same vector at each of them.
         real: The tokens that are not padding.
-        input_only: Whether the model stops before its first block.
-        change: Called with each function of torch that runs, with its result, and with the `Lookup` that it is, or None.
+        change: Called with each function of torch that runs, its result, and the `Lookup` that it is, if any. The model
+            runs as it is, and stops before its first block.
     """
 
     def __init__(
-        self,
-        tokens: int,
-        constant: bool = True,
-        real: slice = slice(None),
-        input_only: bool = False,
-        change: Callable[[Any, Tensor, Lookup | None], None] | None = None,
+        self, tokens: int, constant: bool = True, real: slice = slice(None), change: Change | None = None
     ) -> None:
         super().__init__(lambda attention: None, tokens)
-        self.tokens, self.constant, self.real, self.input_only, self.change = tokens, constant, real, input_only, change
+        self.tokens, self.constant, self.real, self.change = tokens, constant and change is None, real, change
         start, stop, _ = real.indices(tokens)
         self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
         self.input_states: Tensor | None = None  # the states (1, n, ...) before the first block
@@ -164,10 +158,10 @@ class Recorder(Observer):
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
         super().enter(block, args, kwargs)
-        if self.input_states is None:
-            floats = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.is_floating_point())
-            self.input_states = next((each for each in floats if each.ndim > 2), None)
-        if self.input_only and self.input_states is not None:
+        for each in (*args, *kwargs.values()):
+            if self.input_states is None and isinstance(each, Tensor) and each.is_floating_point() and each.ndim > 2:
+                self.input_states = each
+        if self.change is not None and self.input_states is not None:
             raise _LayersBeginError
 
     def see_kernel(self, call: dict[str, Any], output: Tensor) -> None:
@@ -362,26 +356,27 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     runs = _masked_runs(model, ids, generates and _table_at_input(constant.lookups, widths) is not None)
     most = max(length, min(model.longest or 0, _LONGEST_TABLE))
-    every = {"input_ids": torch.full((1, most), word, device=ids.device)}
+    inputs = {"input_ids": torch.full((1, most), word, device=ids.device)}
     try:
-        at_input = _run(model, every, constant=False, input_only=True)
+        at_input = _run(model, inputs, change=lambda *call: None)
     except NoRowError as error:
         runs |= {f"at {most} positions": error} if family.table is not None else {}
-        every = {"input_ids": ids}
-        at_input = _run(model, every, constant=False, input_only=True)
+        inputs = {"input_ids": ids}
+        at_input = _run(model, inputs, change=lambda *call: None)
     table = _table_at_input(at_input.lookups, widths)
-    lost = [] if table is None else _lost_positions(model, every, at_input, table)
+    lost = [] if table is None else _lost_positions(model, inputs, at_input, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
     near = torch.arange(min(length, SHORT), device="cpu")[None]
-    far, distant = near, []
+    far, distant = near, [None] * len(constant.calls)
     if farthest and hints and model.reads("position_ids"):
         n, farthest = near.shape[1], min(farthest, (model.longest or sys.maxsize) - 1)
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
         far = torch.cat([far, farthest - far, far // 2]) if in_sections else far  # of time, height and width
-        distant = _run(model, few | {"position_ids": (far[:, None] if in_sections else far).to(ids.device)}).calls
+        few["position_ids"] = (far[:, None] if in_sections else far).to(ids.device)
+        distant = [call.query for call in _run(model, few).calls]
     layers = []
-    for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
+    for place, (call, other, query) in enumerate(zip(constant.calls, unrotated, distant, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
         rotation = family.declared_rotation(config, block)
         axes = family.declared_axes(rotation) if isinstance(rotation, RotaryAngles) else None
@@ -394,9 +389,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
             masked={name: calls[place] for name, calls in with_mask.items() if place < len(calls)},
             queries=rotation_of(call.query, other.query, near, length, hints),
             keys=rotation_of(call.key, other.key, near, length, hints),
-            far=rotation_of(distant[place].query, None, far if axes is None else far[axes], farthest + 1, hints)
-            if distant
-            else None,
+            far=rotation_of(query, None, far if axes is None else far[axes], farthest + 1, hints),
         )
         layers.append(layer)
     causal = family.declared_causal(config, model.module)
@@ -405,29 +398,24 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
 
 
 def _lost_positions(model: SequenceModel, inputs: dict[str, Any], plain: Recorder, table: Lookup) -> list[int]:
-    """Return at which positions a vector, added to a row of the table and taken from the word, moves the first layer."""
+    """Return where a vector that is added to a row of the table, and taken from the word, moves the first layer."""
     seeded = torch.Generator("cpu").manual_seed(0)
     vectors = torch.randn(len(table.rows), table.table.shape[1], generator=seeded, device="cpu")
-    factor, lost = model.family.word_factor(model.config.get_text_config(), vectors.shape[1]), []
-    # Words may be mapped to the width of positions, and in some families also where they have it.
-    for functions in (_WORDS, _NORMED_WORDS)[: 1 + model.family.maps_words]:
-        words: list[Tensor] = []
+    factor = model.family.word_factor(model.config.get_text_config(), vectors.shape[1])
+    maps, words = (nn.functional.embedding, nn.functional.linear)[model.family.maps_words :], []
 
-        def change(func: Any, result: Any, lookup: Lookup | None, functions: Any = functions, words: Any = words) -> None:
-            if lookup is not None and lookup.table.shape == table.table.shape and torch.equal(lookup.rows, table.rows):
-                result += (factor * vectors).to(result).view_as(result)
-            elif lookup is None and not words and func in functions and result.shape[-2:] == vectors.shape:
-                words.append(result.sub_(vectors.to(result)))
+    def change(func: Any, result: Any, lookup: Lookup | None) -> None:
+        if lookup is not None and lookup.table.shape == table.table.shape and torch.equal(lookup.rows, table.rows):
+            result += (factor * vectors).to(result).view_as(result)
+        elif lookup is None and not words and func in maps and result.shape[-2:] == vectors.shape:
+            words.append(result.sub_(vectors.to(result)))
 
-        moved = _run(model, inputs, constant=False, input_only=True, change=change)
-        # Blocks that are not called, as SqueezeBERT's, are not seen to begin.
-        states, before = (each.output if each.input_states is None else each.input_states for each in (moved, plain))
-        allowed = max(1e-2, 16 * torch.finfo(states.dtype).eps) * before.abs().max()
-        off = (states - before)[0].flatten(1).abs().amax(1) > allowed
-        lost = off.nonzero().flatten().tolist() if words else []
-        if not lost:
-            break
-    return lost
+    moved = _run(model, inputs, change=change)
+    # Blocks whose method is called directly, such as SqueezeBERT's, are not seen to begin.
+    states, before = (each.output if each.input_states is None else each.input_states for each in (moved, plain))
+    allowed = max(1e-2, 16 * torch.finfo(states.dtype).eps) * before.abs().max()
+    off = (states - before)[0].flatten(1).abs().amax(1) > allowed
+    return off.nonzero().flatten().tolist() if words else []
 
 
 def _table_at_input(lookups: list[Lookup], widths: set[int]) -> Lookup | None:
@@ -468,9 +456,8 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
 def _run(model: SequenceModel, inputs: dict[str, Any], *, generating: bool = False, **options: Any) -> Recorder:
     """Run a model, recorded with the options of `Recorder`."""
     recorder, head = Recorder(inputs["input_ids"].shape[1], **options), model.with_head
-    maps = [each for each in model.module.modules() if hasattr(each, "out_features")] 
-    linear = [each for each in maps if type(each).forward is not nn.Linear.forward]  # as of quantised weights
-    with suppress(_LayersBeginError), recorder.observing(model.module), hooked(linear, after=recorder.linear):
+    maps = [each for each in model.module.modules() if hasattr(each, "out_features") and type(each) is not nn.Linear]
+    with suppress(_LayersBeginError), recorder.observing(model.module), hooked(maps, after=recorder.linear):
         if not generating:
             recorder.output = model.run(inputs)[0]
         else:

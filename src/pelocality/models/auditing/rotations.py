@@ -15,9 +15,9 @@ class Rotation:
     """How queries (or keys) are rotated in one run.
 
     Attributes:
-        angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
-        start: The angles (pair,) of the first position; None where there is nothing to compare with.
-        positions: (n, 1), or (n, pair) where pairs have axes, relative to the first position.
+        angles: (n, pair) in radians, of the pairs in the order of their dimensions; relative to the first position
+            where there is nothing to compare with.
+        positions: (n, 1), or (n, pair) where pairs have axes, relative to the first one.
         length: The number of positions of the whole run.
         interleaved: Whether neighbouring dimensions are a pair, and not i and i + d / 2.
         factor: The factor on the rotated dimensions; None where there is nothing to compare with.
@@ -26,7 +26,6 @@ class Rotation:
     """
 
     angles: Tensor
-    start: Tensor | None
     positions: Tensor
     length: int
     interleaved: bool
@@ -42,7 +41,7 @@ class Rotation:
     @property
     def direction(self) -> int:
         """1 where the first pair (a, b) is rotated from a to b, -1 where from b to a; from consecutive positions."""
-        return 1 if float(torch.sin(self.angles[1:2, 0]).sum()) >= 0 else -1
+        return 1 if float(torch.sin(self.angles[:2, 0].diff()).sum()) >= 0 else -1
 
     def frequencies(self) -> Tensor:
         """Return radians per position (pair,), from consecutive positions, of either direction."""
@@ -57,12 +56,7 @@ class Rotation:
 
     def same_as(self, other: Self) -> bool:
         """Return whether another rotation is the same but for rounding."""
-        same = self.dims == other.dims and self.pairs_as(other.interleaved) and self.off_from(other) is None
-        return same and (self.start is None or other.start is None or not other.starts_off(self.start))
-
-    def starts_off(self, start: Tensor) -> bool:
-        """Return whether the first position has other angles than these (pair,)."""
-        return self.start is not None and bool((_within_half_turn(self.start - start).abs() > self.tolerance).any())
+        return self.dims == other.dims and self.pairs_as(other.interleaved) and self.off_from(other) is None
 
     def off_from(self, other: "Self | RotaryAngles", direction: int = 1) -> tuple[int, float] | None:
         """Return the first position with other angles than another rotation of these positions, and by how much.
@@ -136,9 +130,9 @@ def rotation_of(
     angles = rotation.angle() - rotation[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
-    start, factor = (None, None) if same else (rotation[0].angle(), float(rotation[0].abs().mean()))
+    angles, factor = (angles, None) if same else (rotation.angle(), float(rotation[0].abs().mean()))
     positions = (positions - positions[:, :1] if len(positions) in (1, angles.shape[1]) else positions[:1]).T
-    return Rotation(angles, start, positions, length, paired, factor, head, tolerance)
+    return Rotation(angles, positions, length, paired, factor, head, tolerance)
 
 
 def _fit(states: Tensor, before: Tensor, interleaved: bool) -> tuple[float, Tensor]:

@@ -43,10 +43,7 @@ class DeclaredPositions:
     """Whether the slowest sines of the table have the frequency 1 / 10,000, as in tensor2tensor; or are faster."""
 
     maps_words: ClassVar[bool] = False
-    """Whether words of the width of positions may yet be mapped or normed before positions are added."""
-
-    scales_words: ClassVar[bool] = False
-    """Whether word embeddings are multiplied with the root of their width, whatever the configuration says."""
+    """Whether words of the width of positions are yet mapped or normed before positions are added."""
 
     counts_tokens: ClassVar[bool] = False
     """Whether positions are counted from the first token, padding left out."""
@@ -88,7 +85,7 @@ class DeclaredPositions:
     def word_factor(self, config: Any, width: int) -> float:
         """Return the factor on word embeddings before positions are added."""
         options = ("scale_embedding", "rescale_embeddings", "scale_sqrt_depth")
-        scaled = self.scales_words or any(getattr(config, name, False) for name in options)
+        scaled = config.model_type == "ctrl" or any(getattr(config, name, False) for name in options)
         return float(width**0.5) if scaled else 1.0
 
     def declared_slopes(self, config: Any) -> Tensor | None:
@@ -143,14 +140,14 @@ class DeclaredPositions:
 
     def declared_axes(self, rotary: RotaryAngles) -> Tensor | None:
         """Return the axis of each pair, 0 for time, 1 for height, 2 for width (M-RoPE, Wang et al., 2024), or None."""
-        sizes, pair = torch.tensor(rotary.options.get("mrope_section", []), device="cpu"), torch.arange(rotary.dims // 2)
+        sizes, pair = rotary.options.get("mrope_section", ()), torch.arange(rotary.dims // 2, device="cpu")
         if len(sizes) != 3:
             return None
         if self.sections == "blocks":
-            return torch.arange(3, device="cpu").repeat_interleave(sizes)
+            return torch.bucketize(pair, torch.tensor(sizes, device="cpu").cumsum(0), right=True)
         if self.sections == "time last":  # Ernie 4.5: height and width take turns
-            return torch.where(pair < sizes[:2].sum(), 1 + pair % 2, 0)
-        return torch.where(pair < 3 * sizes[pair % 3], pair % 3, 0)
+            return torch.where(pair < sizes[0] + sizes[1], 1 + pair % 2, 0)
+        return torch.where(pair < 3 * torch.tensor(sizes, device="cpu")[pair % 3], pair % 3, 0)
 
     def declared_causal(self, config: Any, base: Any) -> bool | None:
         """Return whether queries of a bare transformer see no later key; None where it is not known."""

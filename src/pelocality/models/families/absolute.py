@@ -54,8 +54,7 @@ _AFTER_PADDING = {"first_row": None, "counts_tokens": True}  # RoBERTa's tokens 
 _LEARNED = (
     *("bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "bros", "clip_text_model"),
     *("convbert", "dpr", "ernie", "flaubert", "git", "gpt-sw3", "gpt_bigcode", "gpt_neo", "imagegpt", "layoutlm"),
-    *("megatron-bert", "mra", "openai-gpt", "rembert", "splinter", "tapas", "vilt"),
-    *("visual_bert", "xlm"),
+    *("megatron-bert", "mra", "openai-gpt", "rembert", "splinter", "tapas", "vilt", "visual_bert", "xlm"),
 )
 _LIKE_ROBERTA = (
     *("data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "roberta-prelayernorm"),
@@ -75,8 +74,7 @@ RECORDS: tuple[Architecture, ...] = (
     Architecture(*_LIKE_ROBERTA, table="learned", **_AFTER_PADDING),
     Architecture(*_LIKE_BART, table="learned", first_row=2),
     Architecture("opt", table="learned", first_row=2, counts_tokens=True),
-    Architecture("ctrl", table="sinusoidal", scales_words=True),
-    Architecture("marian", "pegasus", table="sinusoidal"),
+    Architecture("ctrl", "marian", "pegasus", table="sinusoidal"),
     Architecture("pegasus_x", "tipsv2_text_model", table="sinusoidal", to_base=True),
     Architecture("xglm", table="sinusoidal", to_base=True, first_row=2),
     Architecture(*_LIKE_M2M, table="sinusoidal", to_base=True, **_AFTER_PADDING),

@@ -168,8 +168,8 @@ _INTERLEAVED = (
     *("llama4_text", "moonshine", "moonshine_streaming", "openai_privacy_filter"),
 )
 _SECTIONS_IN_TURNS = (
-    *("cohere_compass_text", "cosmos3_edge_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text"),
-    *("qwen3_omni_moe_text", "qwen3_omni_moe_talker_text", "qwen4_exp_text"),
+    *("cohere_compass_text", "cosmos3_edge_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text"),
+    *("qwen3_5_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text", "qwen4_exp_text"),
 )
 _IN_WINDOWS = ("afmoe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini")
 
