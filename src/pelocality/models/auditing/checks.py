@@ -16,7 +16,7 @@ from pelocality._checks import HIDDEN
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, Window
+from pelocality.models.families import UNDECLARED, KnownLogits, Window
 
 _PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}
@@ -50,15 +50,15 @@ def table(reading: Reading) -> Row:
     """Compare the vectors of positions that reach the first layer, and the rows that tokens read for them."""
     kind, first = reading.family.declared_table(reading.config) or ("", 0)
     declared, lookup, states = _table_words(kind, first), reading.table, reading.input_states
-    rows = [first] if lookup is None else lookup.rows.tolist()
+    rows, all_known = [first] if lookup is None else lookup.rows.tolist(), isinstance(reading.family, KnownLogits)
     other = "" if kind != "sinusoidal" or states is None else _other_sines(reading, states[0], rows[0])
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
-        differs = other != "" or kind == "learned" or (kind != "" and not computed)
+        differs = other != "" or kind == "learned" or computed != (kind != "") and (kind != "" or all_known)
         return _row("table", declared, "computed at the input" if computed else "", {other: differs})
     measured = _table_words("learned" if other and not reading.lost else kind or "learned", rows[0])
     if not kind:
-        return Row(declared, measured)
+        return _row("table", declared, measured, {"": all_known})
     vectors = lookup.table[lookup.rows].cpu()
     _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
     equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
