@@ -143,13 +143,8 @@ def _audit(reading: Reading) -> Audit:
     windows = [layer.window for layer in reading.layers if isinstance(layer.window, tuple)]
     if beyond := sorted({size for _, size in windows if size >= length}):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
-    return Audit(
-        layers=tuple(sorted(layers, key=lambda row: row.layer)),
-        model=model.name,
-        length=length,
-        encoding=model.encoding,
-        cautions=tuple(cautions),
-    )
+    rows = tuple(sorted(layers, key=lambda row: row.layer))
+    return Audit(rows, model.name, length, model.encoding, tuple(cautions))
 
 
 def _layer_audit(reading: Reading, layer: Layer, *at_input: Row) -> LayerAudit:
@@ -208,10 +203,6 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    if (
-        isinstance(a, Rotation)
-        and isinstance(b, Rotation)
-        and (a.length, a.dims, a.positions.shape) == (b.length, b.dims, b.positions.shape)
-    ):
+    if isinstance(a, Rotation) and isinstance(b, Rotation) and a.shape == b.shape:
         return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
     return None, None

@@ -54,7 +54,7 @@ def table(reading: Reading) -> Row:
     other = "" if kind != "sinusoidal" or states is None else _other_sines(reading, states[0], rows[0])
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
-        differs = other != "" or kind == "learned" or computed != (kind != "") and (kind != "" or all_known)
+        differs = other != "" or kind == "learned" or (computed != (kind != "") and (kind != "" or all_known))
         return _row("table", declared, "computed at the input" if computed else "", {other: differs})
     measured = _table_words("learned" if other and not reading.lost else kind or "learned", rows[0])
     if not kind:
@@ -268,13 +268,16 @@ def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
         off = first_difference(plain, masked)
         if off and not (padded and first_difference(plain, masked, padded) is None):
             differing[name] = off[0]
-    sentences = []
-    if differing:
-        without = f"other attention than without a mask from distance {min(differing.values())} on"
-        sentences.append(f"{', '.join(differing)}: {without}")
-    if seen := [name for name, masked in layer.masked.items() if masked.reach.padding]:
-        sentences.append(f"{', '.join(seen)}: tokens attend to padding")
-    return Row(mismatch=", ".join(sentences))
+    if not differing:
+        return Row()
+    without = f"other attention than without a mask from distance {min(differing.values())} on"
+    return Row(mismatch=f"{', '.join(differing)}: {without}")
+
+
+def visible_padding(reading: Reading, layer: Layer) -> Row:
+    """Find runs in which tokens attend to padding."""
+    seen = [name for name, masked in layer.masked.items() if masked.reach.padding]
+    return Row(mismatch=f"{', '.join(seen)}: tokens attend to padding" if seen else "")
 
 
 def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | None:
@@ -297,5 +300,7 @@ def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | 
     return None
 
 
-CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (rotation, bias, visible_keys, attention_with_a_mask)
+CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (
+    *(rotation, bias, visible_keys, attention_with_a_mask, visible_padding),
+)
 """What an audit compares in each layer, in the order of the words of its positions."""

@@ -7,7 +7,7 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,7 +31,6 @@ BEHIND_PADDING = "behind padding on the left"
 _IN_GENERATION = f"{BEHIND_PADDING}, in generation"
 _LONGEST_TABLE = 8500  # the most rows of a table at the input that are read
 _ROTARY = re.compile("rotary|rope", re.IGNORECASE)  # names of classes
-Change = Callable[[Any, Any, "Lookup | None"], object]
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 
@@ -91,13 +90,11 @@ class Recorder(Observer):
         tokens: The number of tokens, padding included.
         constant: Whether every linear map of the tokens returns the same vector at each of them.
         real: The tokens that are not padding.
-        change: Called with each function of torch that runs, its result, and the `Lookup` that it is, if any. The model
-            runs as it is, and stops before its first block.
+        change: Called with each function of torch that runs, and its result. The model runs as it is, and stops before
+            its first block.
     """
 
-    def __init__(
-        self, tokens: int, constant: bool = True, real: slice = slice(None), change: Change | None = None
-    ) -> None:
+    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), change: Any = None) -> None:
         super().__init__(lambda attention: None, tokens)
         self.tokens, self.constant, self.real, self.change = tokens, constant and change is None, real, change
         start, stop, _ = real.indices(tokens)
@@ -121,10 +118,11 @@ class Recorder(Observer):
             return output
         if self.constant and (constant := self._constant_map(func, args, kwargs)) is not None:
             return constant
-        lookup = self._see_lookup(func, [*args, *kwargs.values()]) if func in _LOOKUPS else None
+        if func in _LOOKUPS:
+            self._see_lookup(func, [*args, *kwargs.values()])
         result = super().__torch_function__(func, types, args, kwargs)
         if self.change is not None:
-            self.change(func, result, lookup)
+            self.change(func, result)
         if func in BATCHED and result.ndim > 2 and result.shape[-2:] == (self.tokens, self.tokens):
             *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             self._factors = (first, second.transpose(-1, -2))
@@ -209,20 +207,18 @@ class Recorder(Observer):
         same = (number[:, None] == number) & ((distance >= 0) | (not causal))
         return Reach(visible, causal, ("chunks", chunk) if torch.equal(visible, same) else "irregular", padding)
 
-    def _see_lookup(self, func: Any, named: list[Any]) -> Lookup | None:
-        """Record the rows of a table that were read, one for each token or for each pair of tokens, and return them."""
+    def _see_lookup(self, func: Any, named: list[Any]) -> None:
+        """Record the rows of a table that were read, one for each token or for each pair of tokens."""
         rows, table = named[:2] if func is nn.functional.embedding else (named[-1], named[0])
         rows = rows[0] if isinstance(rows, tuple) else rows
         shape = {self.tokens: (self.tokens,), self.tokens**2: (self.tokens, self.tokens)}
         if not (isinstance(rows, Tensor) and rows.dtype in (torch.int32, torch.int64) and rows.numel() in shape):
-            return None
+            return
         if table.is_floating_point() and table.ndim == 2 and bool((rows != rows.flatten()[0]).any()):
             first = 0 if func is nn.functional.embedding else -len(table)
             if (missing := rows[(rows < first) | (rows >= len(table))]).numel():
                 raise NoRowError(f"a table of {len(table)} rows has no row {int(missing[0])}")
             self.lookups.append(Lookup(self.block, table.detach(), rows.reshape(shape[rows.numel()])))
-            return self.lookups[-1]
-        return None
 
 
 def _flat(states: Tensor) -> Tensor:
@@ -336,10 +332,8 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     """
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
-    declared = [family.declared_rotation(config, layer) for layer in range(config.num_hidden_layers)]
-    rotary = [each for each in declared if isinstance(each, RotaryAngles)]
-    hints = sorted({each.dims for each in rotary})
-    in_sections = any(family.declared_axes(each) is not None for each in rotary)
+    every = range(config.num_hidden_layers)
+    in_sections = any(family.declared_axes(family.declared_rotation(config, layer)) is not None for layer in every)
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
     # An encoder-decoder model reads with its encoder, which continues no text.
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
@@ -368,7 +362,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
     near = torch.arange(min(length, SHORT), device="cpu")[None]
     far, distant = near, [None] * len(constant.calls)
-    if farthest and hints and model.reads("position_ids"):
+    if farthest and model.reads("position_ids"):
         n, farthest = near.shape[1], min(farthest, (model.longest or sys.maxsize) - 1)
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
@@ -379,7 +373,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     for place, (call, other, query) in enumerate(zip(constant.calls, unrotated, distant, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
         rotation = family.declared_rotation(config, block)
-        axes = family.declared_axes(rotation) if isinstance(rotation, RotaryAngles) else None
+        axes, hints = family.declared_axes(rotation), [rotation.dims] if isinstance(rotation, RotaryAngles) else []
         layer = Layer(
             number=numbers[place],
             rotation=rotation,
@@ -398,20 +392,16 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
 
 
 def _lost_positions(model: SequenceModel, inputs: dict[str, Any], table: Lookup) -> list[int]:
-    """Return the positions at which the same vector, as a row of the table and taken from the word, does not cancel."""
-    seeded = torch.Generator("cpu").manual_seed(0)
-    shape = len(table.rows) + 1, table.table.shape[1]
-    # Sums of a few sixteenths are exact in every precision.
-    word, *_ = vectors = torch.randint(-8, 9, shape, generator=seeded, device="cpu") / 16
-    vectors = vectors[1:]
-    factor = model.family.word_factor(model.config.get_text_config(), vectors.shape[1])
-    maps, words = (nn.functional.embedding, nn.functional.linear)[model.family.maps_words :], []
+    """Return the positions whose vector, taken from the word before it is added, does not leave the same word."""
+    rows, maps = table.table[table.rows], (nn.functional.embedding, nn.functional.linear)[model.family.maps_words :]
+    word, words = rows.abs().amax(0), []
+    word[::2].neg_()
+    taken = rows / model.family.word_factor(model.config.get_text_config(), len(word))
 
-    def change(func: Any, result: Any, lookup: Lookup | None) -> None:
-        if lookup is not None and lookup.table.shape == table.table.shape and torch.equal(lookup.rows, table.rows):
-            result.copy_((factor * vectors).view_as(result))
-        elif lookup is None and not words and func in maps and result.shape[-2:] == vectors.shape:
-            words.append(result.copy_(word - vectors))
+    def change(func: Any, result: Any) -> None:
+        is_table = func in maps and result.numel() == rows.numel() and torch.equal(result.view_as(rows), rows)
+        if func in maps and result.shape[-2:] == rows.shape and not is_table and not words:
+            words.append(result.copy_(word - taken))
 
     run = _run(model, inputs, change=change)
     # Blocks whose method is called directly, such as SqueezeBERT's, are not seen to begin.

@@ -138,11 +138,11 @@ class DeclaredPositions:
             trained=(scaling != "dynamic" and parameters.get("original_max_position_embeddings")) or longest,
         )
 
-    def declared_axes(self, rotary: RotaryAngles) -> Tensor | None:
+    def declared_axes(self, rotary: RotaryAngles | str | None) -> Tensor | None:
         """Return the axis of each pair, 0 for time, 1 for height, 2 for width (M-RoPE, Wang et al., 2024), or None."""
-        sizes, pair = rotary.options.get("mrope_section", ()), torch.arange(rotary.dims // 2, device="cpu")
-        if len(sizes) != 3:
+        if not isinstance(rotary, RotaryAngles) or len(sizes := rotary.options.get("mrope_section", ())) != 3:
             return None
+        pair = torch.arange(rotary.dims // 2, device="cpu")
         if self.sections == "blocks":
             return torch.bucketize(pair, torch.tensor(sizes, device="cpu").cumsum(0), right=True)
         if self.sections == "time last":  # Ernie 4.5: height and width take turns
