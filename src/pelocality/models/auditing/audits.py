@@ -130,12 +130,11 @@ def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Ten
 
 def _audit(reading: Reading) -> Audit:
     """Return the audit of one model."""
-    model, length, cautions = reading.model, reading.constant.tokens, []
+    model, family, length, cautions = reading.model, reading.family, reading.constant.tokens, []
     at_input = table(reading), rows_with_a_mask(reading)
     layers = [_layer_audit(reading, layer, *at_input) for layer in reading.layers]
     layers += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
-    moved = BEHIND_PADDING in reading.moved_rows
-    if moved and reading.causal and not reading.family.counts_tokens and not reading.generates:
+    if BEHIND_PADDING in reading.moved_rows and reading.causal and not (family.counts_tokens or reading.generates):
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):
@@ -192,9 +191,7 @@ def _first_other_row(one: Lookup | None, two: Lookup | None) -> int | None:
     if one is None or two is None:
         return None if one is two else 0
     a, b = (each.table[each.rows].cpu().double() for each in (one, two))
-    if a.shape[1] != b.shape[1]:
-        return 0
-    equal = [torch.allclose(*pair, atol=1e-6) for pair in zip(a, b, strict=False)]
+    equal = [len(x) == len(y) and torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=False)]
     return None if all(equal) and len(a) == len(b) else [*equal, False].index(False)
 
 
@@ -203,6 +200,6 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    if isinstance(a, Rotation) and isinstance(b, Rotation) and a.shape == b.shape:
+    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims):
         return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
     return None, None

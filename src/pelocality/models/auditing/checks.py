@@ -142,8 +142,7 @@ def _recognised(runs: Sequence[Rotation], like: RotaryAngles) -> RotaryAngles | 
     if 0 < frequencies[0] < 1:
         scalings.append(("linear", {"factor": float(1 / frequencies[0])}))
     candidates = [replace(like, base=base, scaling=name, options=given) for base in bases for name, given in scalings]
-    offs = [_off(runs, each) for each in candidates]
-    agreeing = [math.inf if off is None else off[0] for off in offs]  # up to which position
+    agreeing = [(_off(runs, each) or (math.inf,))[0] for each in candidates]  # up to which position
     enough = math.inf if math.inf in agreeing else len(runs[0].angles)
     return next((each for each, position in zip(candidates, agreeing, strict=True) if position >= enough), None)
 
@@ -254,10 +253,8 @@ def window_words(window: Window, causal: bool | None) -> str:
     """Return a window in words."""
     if not isinstance(window, tuple):
         return window or "none"
-    name, size = window
-    if name == "chunks":
-        return f"chunks of {size}"
-    return f"{size} to either side" if causal is False else str(size)
+    around = f"{window[1]} to either side" if causal is False else str(window[1])
+    return f"chunks of {window[1]}" if window[0] == "chunks" else around
 
 
 def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
@@ -274,7 +271,7 @@ def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
     return Row(mismatch=f"{', '.join(differing)}: {without}")
 
 
-def visible_padding(reading: Reading, layer: Layer) -> Row:
+def padding(reading: Reading, layer: Layer) -> Row:
     """Find runs in which tokens attend to padding."""
     seen = [name for name, masked in layer.masked.items() if masked.reach.padding]
     return Row(mismatch=f"{', '.join(seen)}: tokens attend to padding" if seen else "")
@@ -300,7 +297,5 @@ def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | 
     return None
 
 
-CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (
-    *(rotation, bias, visible_keys, attention_with_a_mask, visible_padding),
-)
+CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (rotation, bias, visible_keys, attention_with_a_mask, padding)
 """What an audit compares in each layer, in the order of the words of its positions."""

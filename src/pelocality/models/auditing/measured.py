@@ -7,7 +7,6 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -140,18 +139,15 @@ class Recorder(Observer):
             return None
         if self.tokens not in states.shape[:-1] or size == self.tokens:
             return None
-        return self._vectors((*states.shape[:-1], size), states)
-
-    def _vectors(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return the same random vector at every token, in a shape (..., size)."""
         self._maps += 1
         seeded = torch.Generator("cpu").manual_seed(self._maps)
-        return torch.randn(shape[-1], generator=seeded, device="cpu").to(like).expand(shape).clone()
+        vector = torch.randn(size, generator=seeded, device="cpu")
+        return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
 
-    def linear(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+    def mapped(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
         """Return one vector at every token in place of the output of a module that is a linear map."""
-        of_tokens = isinstance(output, Tensor) and self.tokens in output.shape[:-1]
-        return self._vectors(output.shape, output) if self.constant and of_tokens else None
+        replaced = self.constant and isinstance(output, Tensor)
+        return self._constant_map(nn.functional.linear, (output, output.flatten(0, -2).mT), {}) if replaced else None
 
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
@@ -355,8 +351,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         at_input = _run(model, inputs, change=lambda *call: None)
     except NoRowError as error:
         runs |= {f"at {most} positions": error} if family.table is not None else {}
-        inputs = {"input_ids": ids}
-        at_input = _run(model, inputs, change=lambda *call: None)
+        inputs, at_input = {"input_ids": ids}, constant
     table = _table_at_input(at_input.lookups, widths)
     lost = [] if table is None else _lost_positions(model, inputs, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
@@ -399,8 +394,7 @@ def _lost_positions(model: SequenceModel, inputs: dict[str, Any], table: Lookup)
     taken = rows / model.family.word_factor(model.config.get_text_config(), len(word))
 
     def change(func: Any, result: Any) -> None:
-        is_table = func in maps and result.numel() == rows.numel() and torch.equal(result.view_as(rows), rows)
-        if func in maps and result.shape[-2:] == rows.shape and not is_table and not words:
+        if func in maps and result.shape[-2:] == rows.shape and not (words or torch.equal(result.view_as(rows), rows)):
             words.append(result.copy_(word - taken))
 
     run = _run(model, inputs, change=change)
@@ -423,14 +417,13 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
     """Return the runs of tokens (1, n) with an attention mask, which tokenizers pass, by the padding in it."""
     if not model.reads("attention_mask"):
         return {}
-    short, left = ids[:, :SHORT], slice(PADDING, None)
+    left = ids[:, :SHORT], slice(PADDING, None)
     with_padding = {
-        "with an attention mask": (short, slice(None)),
+        "with an attention mask": (ids[:, :SHORT], slice(None)),
         "before padding on the right": (ids, slice(0, -PADDING)),
-        BEHIND_PADDING: (short, left),
+        BEHIND_PADDING: left,
+        **({_IN_GENERATION: left} if in_generation else {}),
     }
-    if in_generation:
-        with_padding[_IN_GENERATION] = short, left
     padding = model.padding if 0 <= (model.padding or 0) < model.vocabulary else None
     runs: dict[str, Recorder | Exception] = {}
     for name, (tokens, real) in with_padding.items():
@@ -450,7 +443,7 @@ def _run(model: SequenceModel, inputs: dict[str, Any], *, generating: bool = Fal
     """Run a model, recorded with the options of `Recorder`."""
     recorder, head = Recorder(inputs["input_ids"].shape[1], **options), model.with_head
     maps = [each for each in model.module.modules() if hasattr(each, "out_features") and type(each) is not nn.Linear]
-    with suppress(_LayersBeginError), recorder.observing(model.module), hooked(maps, after=recorder.linear):
+    with suppress(_LayersBeginError), recorder.observing(model.module), hooked(maps, after=recorder.mapped):
         if not generating:
             recorder.output = model.run(inputs)[0]
         else:

@@ -39,11 +39,6 @@ class Rotation:
         return 2 * self.angles.shape[1]
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """What two runs of the same positions have in common."""
-        return (self.length, *self.angles.shape, *self.positions.shape)
-
-    @property
     def direction(self) -> int:
         """1 where the first pair (a, b) is rotated from a to b, -1 where from b to a; from consecutive positions."""
         return 1 if float(torch.sin(self.angles[:2, 0].diff()).sum()) >= 0 else -1
