@@ -36,7 +36,9 @@ def audit(
       and share of dimensions; a second run has positions as far apart as the configuration allows;
     - slopes and buckets are read from the logits, windows and causality from the keys that are masked, rows of tables
       from the lookups, also behind padding on the left;
-    - each layer runs also with a mask, with and without padding, and must do the same as without one;
+    - the vectors of a table must reach the first layer: taken from the words before they are added, they must leave the
+      same word at every position;
+    - each layer runs also with a mask, with and without padding, must do the same as without one, and hide padding;
     - sinks are read from a run of the model as it is.
 
     Weights are not changed, and mode and hooks are restored. The model's own attention implementation runs where that

@@ -49,9 +49,9 @@ def _number(value: float) -> str:
 def table(reading: Reading) -> Row:
     """Compare the vectors of positions that reach the first layer, and the rows that tokens read for them."""
     kind, first = reading.family.declared_table(reading.config) or ("", 0)
-    declared, lookup, states = _table_words(kind, first), reading.table, reading.input_states
+    declared, lookup, states = _table_words(kind, first), reading.table, reading.at_input.input_states
     rows, all_known = [first] if lookup is None else lookup.rows.tolist(), isinstance(reading.family, KnownLogits)
-    other = "" if kind != "sinusoidal" or states is None else _other_sines(reading, states[0], rows[0])
+    other = _other_sines(reading, states, rows[0]) if kind == "sinusoidal" and states is not None else ""
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
         differs = other != "" or kind == "learned" or (computed != (kind != "") and (kind != "" or all_known))
@@ -73,8 +73,8 @@ def table(reading: Reading) -> Row:
 
 
 def _other_sines(reading: Reading, states: Tensor, first: int) -> str:
-    """Return where the states (n, d) of one word differ otherwise than sines and cosines from a row on, in words."""
-    eps, states = max(torch.finfo(each).eps for each in (states.dtype, torch.float32)), states.cpu().double()
+    """Return where states (1, n, d) of one word differ otherwise than sines and cosines from a row on, in words."""
+    eps, states = max(torch.finfo(each).eps for each in (states.dtype, torch.float32)), states[0].cpu().double()
     rows = torch.arange(first, first + len(states), dtype=torch.float64, device="cpu")
     sines = reading.family.declared_sinusoids(rows, states.shape[1])
     off = (states - states[:1] - (sines - sines[:1])).abs().amax(1) > 5e-3 + 4 * eps * (rows + states.abs().max())

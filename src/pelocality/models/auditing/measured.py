@@ -284,9 +284,8 @@ class Reading:
         others: What its layers without attention are, by number.
         constant: The run with constant content.
         table: The table at the input and its rows, over all positions that the model has; None without one.
-        input_states: The states (n, d) of one word before the first block, over the same positions.
-        lost: The positions at which these states differ from the others' if every row of the table is a vector that is
-            taken from the word there.
+        at_input: The run up to the first block, over the same positions.
+        lost: The positions that have other states before the first block if the vector of each is taken from the word.
         runs: The same run with an attention mask, by the padding in it; in the place of a run that failed its error.
     """
 
@@ -299,7 +298,7 @@ class Reading:
     others: dict[int, str]
     constant: Recorder
     table: Lookup | None
-    input_states: Tensor | None
+    at_input: Recorder
     lost: list[int]
     runs: dict[str, Recorder | Exception]
 
@@ -344,8 +343,9 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         unrotated = _run(model, {"input_ids": ids}).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
-    runs = _masked_runs(model, ids, generates and _table_at_input(constant.lookups, widths) is not None)
-    most = max(length, min(model.longest or 0, _LONGEST_TABLE))
+    has_table = _table_at_input(constant.lookups, widths) is not None
+    runs = _masked_runs(model, ids, generates and has_table)
+    most = max(length, min(model.longest or 0, _LONGEST_TABLE)) if has_table else length
     inputs = {"input_ids": torch.full((1, most), word, device=ids.device)}
     try:
         at_input = _run(model, inputs, change=lambda *call: None)
@@ -355,8 +355,8 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     table = _table_at_input(at_input.lookups, widths)
     lost = [] if table is None else _lost_positions(model, inputs, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
-    near = torch.arange(min(length, SHORT), device="cpu")[None]
-    far, distant = near, [None] * len(constant.calls)
+    near = far = torch.arange(min(length, SHORT), device="cpu")[None]
+    distant: list[Tensor | None] = [None] * len(constant.calls)
     if farthest and model.reads("position_ids"):
         n, farthest = near.shape[1], min(farthest, (model.longest or sys.maxsize) - 1)
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
@@ -382,19 +382,18 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         )
         layers.append(layer)
     causal = family.declared_causal(config, model.module)
-    states = at_input.input_states
-    return Reading(model, config, family, causal, generates, layers, others, constant, table, states, lost, runs)
+    return Reading(model, config, family, causal, generates, layers, others, constant, table, at_input, lost, runs)
 
 
 def _lost_positions(model: SequenceModel, inputs: dict[str, Any], table: Lookup) -> list[int]:
-    """Return the positions whose vector, taken from the word before it is added, does not leave the same word."""
+    """Return the positions where the vector that the table has is not added: taken from the word, it leaves another."""
     rows, maps = table.table[table.rows], (nn.functional.embedding, nn.functional.linear)[model.family.maps_words :]
-    word, words = rows.abs().amax(0), []
+    word, words = rows.abs().amax(0), list[Tensor]()
     word[::2].neg_()
     taken = rows / model.family.word_factor(model.config.get_text_config(), len(word))
 
     def change(func: Any, result: Any) -> None:
-        if func in maps and result.shape[-2:] == rows.shape and not (words or torch.equal(result.view_as(rows), rows)):
+        if func in maps and result.shape[-2:] == rows.shape and not (words or torch.equal(result.squeeze(0), rows)):
             words.append(result.copy_(word - taken))
 
     run = _run(model, inputs, change=change)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES,
@@ -78,9 +78,9 @@ class DeclaredPositions:
 
     def declared_sinusoids(self, rows: Tensor, width: int) -> Tensor:
         """Return rows of a sinusoidal table, all sines before all cosines (Vaswani et al., 2017): (row, width)."""
-        number = torch.arange(width // 2, dtype=torch.float64, device="cpu")
-        angles = rows[:, None] * 10_000 ** -(number / (width // 2 - self.to_base))
-        return torch.cat([angles.sin(), angles.cos()], dim=1)
+        number = torch.arange((width + 1 - self.to_base) // 2, dtype=torch.float64, device="cpu")
+        angles = rows[:, None] * 10_000 ** -(number / (width // 2 - 1 if self.to_base else width / 2))
+        return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width - 2 * len(number)))
 
     def word_factor(self, config: Any, width: int) -> float:
         """Return the factor on word embeddings before positions are added."""
