@@ -65,7 +65,7 @@ def table(reading: Reading) -> Row:
     wrong = [f"position {i} reads row {row}, not row {first + i}" for i, row in enumerate(rows) if row != first + i]
     if len(equal) > 1:
         wrong.append(f"equal vectors at positions {equal[0]} and {equal[1]}")
-    elif unused := int((vectors == 0).all(0).sum()):
+    elif kind == "learned" and (unused := int((vectors == 0).all(0).sum())):
         wrong.append(f"{unused} of {vectors.shape[1]} dimensions are zero at all positions")
     wrong += [f"the vector of position {i} does not reach the first layer as a word does" for i in reading.lost]
     difference = next(filter(None, (*wrong, other)), "")
