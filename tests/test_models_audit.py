@@ -535,6 +535,9 @@ RIGHT = {
     **{f"{name} quantised": lambda name=name: quantised(tiny(name)) for name in ("bert", "electra", "llama", "t5")},
     **{f"{name} with sections": partial(multimodal, name, [4, 2, 2])
        for name in ("Qwen2VLText", "Qwen2_5_VLText", "Qwen3VLText", "Glm4vText")},
+    "quantised embeddings": lambda: torch.ao.quantization.quantize_dynamic(
+        gpt2(), {nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig}
+    ),
     "Ernie with sections": partial(multimodal, "Ernie4_5_VLMoeText", [3, 3, 2]),
     "seven positions": partial(gpt2, 7),
     **{name: partial(small, name, head_dim=8) for name in ("Ernie4_5", "Helium", "NanoChat")},

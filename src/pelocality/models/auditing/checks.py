@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pelocality._checks import HIDDEN
 from pelocality.encodings._rotary_angles import RotaryAngles
+from pelocality.models._weights import token_embeddings
 from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, KnownLogits, Window
+from pelocality.models.families import UNDECLARED, Architecture, KnownLogits, Window
 
 _PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}
@@ -34,8 +35,7 @@ def _row(name: str, declared: str, measured: str, differences: dict[str, bool]) 
     """Return a row, with a sentence if something differs; "" is a difference that the words show."""
     details = ", ".join(text for text, differs in differences.items() if differs and text)
     sentence = f"declared {declared or f'no {name}'}, measured {measured or f'no {name}'}"
-    sentence = f"{sentence}: {details}" if details else sentence
-    return Row(declared, measured, sentence if any(differences.values()) else "")
+    return Row(declared, measured, ": ".join(filter(None, (sentence, details))) if any(differences.values()) else "")
 
 
 def _number(value: float) -> str:
@@ -48,17 +48,19 @@ def _number(value: float) -> str:
 
 def table(reading: Reading) -> Row:
     """Compare the vectors of positions that reach the first layer, and the rows that tokens read for them."""
-    kind, first = reading.family.declared_table(reading.config) or ("", 0)
-    declared, lookup, states = _table_words(kind, first), reading.table, reading.at_input.input_states
-    rows, all_known = [first] if lookup is None else lookup.rows.tolist(), isinstance(reading.family, KnownLogits)
-    other = _other_sines(reading, states, rows[0]) if kind == "sinusoidal" and states is not None else ""
+    family, lookup, states = reading.family, reading.table, reading.at_input.input_states
+    kind, first = family.declared_table(reading.config) or ("", 0)
+    declared, rows = _table_words(kind, first), [first] if lookup is None else lookup.rows.tolist()
+    other = _other_sines(family, states, rows[0]) if kind == "sinusoidal" and states is not None else ""
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
-        differs = other != "" or kind == "learned" or (computed != (kind != "") and (kind != "" or all_known))
-        return _row("table", declared, "computed at the input" if computed else "", {other: differs})
+        quantised = callable(token_embeddings(reading.model.module).weight)  # torch's own functions are not called
+        allowed = {"learned": quantised, "sinusoidal": not other, "": not isinstance(family, KnownLogits)}[kind]
+        words = "computed at the input" if computed else ""
+        return _row("table", declared, words, {other: not allowed if computed else kind != ""})
     measured = _table_words("learned" if other and not reading.lost else kind or "learned", rows[0])
     if not kind:
-        return _row("table", declared, measured, {"": all_known})
+        return _row("table", declared, measured, {"": isinstance(family, KnownLogits)})
     vectors = lookup.table[lookup.rows].cpu()
     _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
     equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
@@ -72,11 +74,11 @@ def table(reading: Reading) -> Row:
     return _row("table", declared, "" if 1 < len(equal) == len(rows) else measured, {difference: difference != ""})
 
 
-def _other_sines(reading: Reading, states: Tensor, first: int) -> str:
+def _other_sines(family: Architecture, states: Tensor, first: int) -> str:
     """Return where states (1, n, d) of one word differ otherwise than sines and cosines from a row on, in words."""
     eps, states = max(torch.finfo(each).eps for each in (states.dtype, torch.float32)), states[0].cpu().double()
     rows = torch.arange(first, first + len(states), dtype=torch.float64, device="cpu")
-    sines = reading.family.declared_sinusoids(rows, states.shape[1])
+    sines = family.declared_sinusoids(rows, states.shape[1])
     off = (states - states[:1] - (sines - sines[:1])).abs().amax(1) > 5e-3 + 4 * eps * (rows + states.abs().max())
     return f"other sines and cosines at position {int(off.int().argmax())}" if bool(off.any()) else ""
 
@@ -174,10 +176,8 @@ def bias(reading: Reading, layer: Layer) -> Row:
     slopes, buckets = family.declared_slopes(config), family.declared_buckets(config, n)
     terms = family.relative_terms and getattr(config, "relative_attention", True)  # DeBERTa
     declared = "relative terms" if terms else ""
-    if slopes is not None:
-        declared = _slope_words(slopes)
-    elif buckets is not None:
-        declared = f"{config.relative_attention_num_buckets} buckets"
+    declared = declared if buckets is None else f"{config.relative_attention_num_buckets} buckets"
+    declared = declared if slopes is None else _slope_words(slopes)
     largest, fitted = measured.nan_to_num().abs().amax((1, 2)), -measured[:, -1, 0] / (n - 1)
     rounding = (precision + torch.finfo(torch.bfloat16).eps * largest)[:, None, None]  # Falcon's table is in bfloat16
     steep = bool((fitted.abs() * n > 2 * rounding.flatten()).all())
