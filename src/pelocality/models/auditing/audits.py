@@ -38,7 +38,7 @@ def audit(
       from the lookups, also behind padding on the left;
     - the vectors of a table must reach the first layer: taken from the words before they are added, they must leave the
       same word at every position;
-    - each layer runs also with a mask, with and without padding, must do the same as without one, and hide padding;
+    - each layer runs also with a mask, with and without padding, and must do the same as without one and hide padding;
     - sinks are read from a run of the model as it is.
 
     Weights are not changed, and mode and hooks are restored. The model's own attention implementation runs where that

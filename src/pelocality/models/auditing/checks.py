@@ -54,7 +54,7 @@ def table(reading: Reading) -> Row:
     other = _other_sines(family, states, rows[0]) if kind == "sinusoidal" and states is not None else ""
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
-        quantised = callable(token_embeddings(reading.model.module).weight)  # torch's own functions are not called
+        quantised = callable(token_embeddings(reading.model.module).weight)  # and looked up unseen
         allowed = {"learned": quantised, "sinusoidal": not other, "": not isinstance(family, KnownLogits)}[kind]
         words = "computed at the input" if computed else ""
         return _row("table", declared, words, {other: not allowed if computed else kind != ""})

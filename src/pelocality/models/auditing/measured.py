@@ -353,7 +353,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         runs |= {f"at {most} positions": error} if family.table is not None else {}
         inputs, at_input = {"input_ids": ids}, constant
     table = _table_at_input(at_input.lookups, widths)
-    lost = [] if table is None else _lost_positions(model, inputs, table)
+    lost = [] if table is None else _lost_positions(model, family, inputs, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
     near = far = torch.arange(min(length, SHORT), device="cpu")[None]
     distant: list[Tensor | None] = [None] * len(constant.calls)
@@ -385,12 +385,12 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     return Reading(model, config, family, causal, generates, layers, others, constant, table, at_input, lost, runs)
 
 
-def _lost_positions(model: SequenceModel, inputs: dict[str, Any], table: Lookup) -> list[int]:
-    """Return the positions where the vector that the table has is not added: taken from the word, it leaves another."""
-    rows, maps = table.table[table.rows], (nn.functional.embedding, nn.functional.linear)[model.family.maps_words :]
+def _lost_positions(model: SequenceModel, family: Architecture, inputs: dict[str, Any], table: Lookup) -> list[int]:
+    """Return the positions whose vector is not what the model adds: taken from the word there, it leaves another."""
+    rows, maps = table.table[table.rows], (nn.functional.embedding, nn.functional.linear)[family.maps_words :]
     word, words = rows.abs().amax(0), list[Tensor]()
     word[::2].neg_()
-    taken = rows / model.family.word_factor(model.config.get_text_config(), len(word))
+    taken = rows / family.word_factor(model.config.get_text_config(), len(word))
 
     def change(func: Any, result: Any) -> None:
         if func in maps and result.shape[-2:] == rows.shape and not (words or torch.equal(result.squeeze(0), rows)):

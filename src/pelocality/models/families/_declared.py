@@ -57,8 +57,8 @@ class DeclaredPositions:
     rotates_by_default: ClassVar[bool | None] = None
     """Whether a model rotates, with base 10,000, though its configuration has no options for it; None: nothing says."""
 
-    sections: ClassVar[str] = "blocks"
-    """The pairs of time, height and width in M-RoPE: "blocks" one after the other, "turns", or "time last"."""
+    sections: ClassVar[str | None] = "blocks"
+    """How pairs of time, height and width lie in M-RoPE: "blocks", "turns", "time last", None where nothing says."""
 
     rotates_in_windows_alone: ClassVar[bool] = False
     """Whether layers without a window have no rotation where others have one."""
@@ -138,9 +138,9 @@ class DeclaredPositions:
             trained=(scaling != "dynamic" and parameters.get("original_max_position_embeddings")) or longest,
         )
 
-    def declared_axes(self, rotary: RotaryAngles | str | None) -> Tensor | None:
+    def declared_axes(self, rotary: Any) -> Tensor | None:
         """Return the axis of each pair, 0 for time, 1 for height, 2 for width (M-RoPE, Wang et al., 2024), or None."""
-        if not isinstance(rotary, RotaryAngles) or len(sizes := rotary.options.get("mrope_section", ())) != 3:
+        if self.sections is None or len(sizes := getattr(rotary, "options", {}).get("mrope_section", ())) != 3:
             return None
         pair = torch.arange(rotary.dims // 2, device="cpu")
         if self.sections == "blocks":
