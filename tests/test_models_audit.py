@@ -513,6 +513,13 @@ def test_vectors_that_are_added_in_a_later_layer_do_not_reach_the_first():
 
 # ---- what is right
 
+
+def adapted():
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["position_embeddings"], init_lora_weights=False)
+    return peft.get_peft_model(BERT().float(), settings)
+
+
 RIGHT = {
     **{name: partial(tiny, name) for name in [*FAMILIES, *VARIANTS]},
     **{
@@ -535,6 +542,7 @@ RIGHT = {
     **{f"{name} quantised": lambda name=name: quantised(tiny(name)) for name in ("bert", "electra", "llama", "t5")},
     **{f"{name} with sections": partial(multimodal, name, [4, 2, 2])
        for name in ("Qwen2VLText", "Qwen2_5_VLText", "Qwen3VLText", "Glm4vText")},
+    "an adapter of positions": adapted,
     "quantised embeddings": lambda: torch.ao.quantization.quantize_dynamic(
         gpt2(), {nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig}
     ),

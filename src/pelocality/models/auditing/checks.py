@@ -65,9 +65,8 @@ def table(reading: Reading) -> Row:
     _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
     equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
     wrong = [f"position {i} reads row {row}, not row {first + i}" for i, row in enumerate(rows) if row != first + i]
-    if len(equal) > 1:
-        wrong.append(f"equal vectors at positions {equal[0]} and {equal[1]}")
-    elif kind == "learned" and (unused := int((vectors == 0).all(0).sum())):
+    wrong += [f"equal vectors at positions {equal[0]} and {equal[1]}"] if len(equal) > 1 else []
+    if kind == "learned" and (unused := int((vectors == 0).all(0).sum())):
         wrong.append(f"{unused} of {vectors.shape[1]} dimensions are zero at all positions")
     wrong += [f"the vector of position {i} does not reach the first layer as a word does" for i in reading.lost]
     difference = next(filter(None, (*wrong, other)), "")

@@ -401,7 +401,9 @@ def _lost_positions(model: SequenceModel, family: Architecture, inputs: dict[str
     states = (run.output if run.input_states is None else run.input_states)[0].flatten(1)
     allowed = max(1e-3, 16 * torch.finfo(states.dtype).eps) * states.abs().max()
     off = (states - states.median(0).values).abs().amax(1) > allowed
-    return off.nonzero().flatten().tolist() if words else []
+    # An adapter (LoRA) adds to the vectors what it looks up by the same rows in a table of another width.
+    adapted = any(each.table.shape != table.table.shape and torch.equal(each.rows, table.rows) for each in run.lookups)
+    return off.nonzero().flatten().tolist() if words and not adapted else []
 
 
 def _table_at_input(lookups: list[Lookup], widths: set[int]) -> Lookup | None:
