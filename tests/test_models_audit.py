@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama
 from pelocality import AttenuatedEncoding, NoEncoding, attach, audit
 from pelocality.models import AttentionFunction, positional_attention
 from pelocality.models.families import family_named
-from tests.families import FAMILIES, VARIANTS, same, state, tiny, tiny_any, tokens
+from tests.families import FAMILIES, VARIANTS, quantised, same, state, tiny, tiny_any, tokens
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -91,6 +91,25 @@ def attentions(model):
     return [next(getattr(layer, name) for name in names if hasattr(layer, name)) for layer in layers]
 
 
+def marian():
+    return build(hf.MarianConfig(**BART, max_position_embeddings=64, scale_embedding=True)).get_encoder()
+
+
+def mobilebert():
+    sizes = {"hidden_size": 32, "embedding_size": 8, "intra_bottleneck_size": 16, "max_position_embeddings": 64}
+    return small("MobileBert", **sizes)
+
+
+def multimodal(name, sections, **more):
+    """Return the language model of a model whose positions have three axes."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    options = SMALL | {"hidden_size": 64, "head_dim": 16, "rope_parameters": rope} | more
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return getattr(hf, f"{name}Model")(getattr(hf, f"{name}Config")(**options)).eval()
+
+
+xglm = partial(small, "XGLM", d_model=32, ffn_dim=32, num_layers=2, attention_heads=4, max_position_embeddings=64)
 windowed, WITHOUT_ROPE = partial(mistral, sliding_window=6), (smollm3, cohere2, llama4)
 
 
@@ -231,6 +250,44 @@ def assigned(path, value):
     return broken
 
 
+def looked_up_as(change, path):
+    """Change what a module of positions returns."""
+    return lambda model, patch: model.get_submodule(path).register_forward_hook(lambda *call: change(call[-1]))
+
+
+def with_weights(change, path):
+    """Change the rows of a table in place."""
+    return assigned(path, lambda table: table.copy_(change(table.clone())))
+
+
+def from_position(first):
+    def moved(module, args, kwargs):
+        return args, kwargs | {"position_ids": kwargs["position_ids"] + first}
+
+    return lambda model, patch: model.rotary_emb.register_forward_pre_hook(moved, with_kwargs=True)
+
+
+def keys_one_further(right):
+    """Rotate each key by the angles of the next position."""
+    return lambda q, k, cos, sin, *a: (right(q, k, cos, sin)[0], right(q, k, cos.roll(-1, -2), sin.roll(-1, -2))[1])
+
+
+def without_mask(layers):
+    """Let attention modules see every key that the mask hides."""
+
+    def broken(model, patch):
+        for module in list(family_named(model.config.model_type).attention_modules(model))[layers]:
+            module.register_forward_pre_hook(
+                lambda module, args, kwargs: (
+                    tuple(None if isinstance(each, torch.Tensor) and each.ndim == 4 else each for each in args),
+                    {name: None if "mask" in name else each for name, each in kwargs.items()},
+                ),
+                with_kwargs=True,
+            )
+
+    return broken
+
+
 def counting_padding_from(first):
     """Let a RoBERTa count its positions from a row on, padding too."""
     return assigned(
@@ -274,12 +331,23 @@ MISTAKES = [
     *(
         (llama, rotation_function(change), "s 0-1", f"{ROTARY}, measured {measured}")
         for measured, change in {
+            "rotary, base 10000: keys are rotated *": keys_one_further,
             "rotary, base 10000: keys are rotated otherwise": lambda right: lambda q, k, *a: (right(q, k, *a)[0], k),
             "no rotation: keys are rotated": lambda right: lambda q, k, *a: (q, right(q, k, *a)[1]),
             "rotary*: keys": lambda right: lambda q, k, c, s, *a: (right(q, k, c, s)[0], right(q, k, c, -s)[1]),
             "rotary*: angles have the other sign": lambda right: lambda q, k, c, s, *a: right(q, k, c, -s),
             "rotary*: pairs are neighbouring dimensions": lambda right: neighbours_rotated,
         }.items()
+    ),
+    *(
+        (llama, from_position(first), "s 0-1",
+         f"{ROTARY}, measured rotary: angles differ from position 0 on, by up to {first} rad")
+        for first in (1, 2)
+    ),
+    *(
+        (partial(multimodal, name, [4, 2, 2]), assigned("rotary_emb.mrope_section", [2, 3, 3]), "s 0-1",
+         f"{ROTARY}, sections [[]4, 2, 2], measured rotary: angles differ from position {position} on")
+        for name, position in (("Qwen2_5_VLText", 1), ("Qwen3VLText", 3))
     ),
     (partial(small, "Ernie4_5"), as_in_llama, "s 0-1", "declared rotary*: pairs are dimensions of both halves"),
     (partial(small, "NanoChat"), as_in_llama, "s 0-1", "declared rotary*: angles have the other sign"),
@@ -313,7 +381,34 @@ MISTAKES = [
      f"{ALIBI} *, measured relative terms: off by up to"),
     (partial(tiny, "t5"), assigned("encoder.block.0.layer.0.SelfAttention.relative_attention_max_distance", 20),
      "s 0-2", "declared 32 buckets, measured 32 buckets: other buckets from distance"),
+    *(
+        (make, looked_up_as(change, path), "s 0-2", "declared 32 buckets, measured relative terms")
+        for make, path in (
+            (partial(tiny, "t5"), "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
+            (partial(tiny, "mpnet"), "encoder.relative_attention_bias"),
+        )
+        for change in (torch.neg, lambda bias: bias.transpose(0, 1), lambda bias: 0.01 * bias)
+    ),
     # tables at the input
+    (gpt2, with_weights(lambda table: table * (torch.arange(16) < 8), "wpe.weight"), "s 0-1",
+     f"{LEARNED}: 8 of 16 dimensions are zero at all positions"),
+    (gpt2, lambda model, patch: setattr(model.wpe, "forward", lambda ids: ids[..., None] * torch.ones(16)), "s 0-1",
+     "declared learned, measured computed at the input"),
+    (llama, looked_up_as(lambda words: words + torch.arange(words.shape[1])[:, None].sin(), "embed_tokens"), "s 0-1",
+     "declared no table, measured computed at the input"),
+    *(
+        (xglm, with_weights(change, "embed_positions.weights"), "s 0-1",
+         f"declared sinusoidal from row 2, measured learned from row 2: {difference}")
+        for difference, change in (
+            ("other sines and cosines at position 1", lambda table: table.roll(1, 0)),
+            ("other sines and cosines at position 1", lambda table: table.roll(16, 1)),
+            ("other sines and cosines at position 1", lambda table: 2 * table),
+            ("other sines and cosines at position 1", torch.neg),
+            ("equal vectors at positions 27 and 28", lambda table: table.index_copy(0, torch.tensor(30), table[29:30])),
+        )
+    ),
+    (xglm, assigned("embed_positions.offset", 3), "s 0-1",
+     "declared sinusoidal from row 2, measured sinusoidal from row 3: position 0 reads row 3, not row 2"),
     (gpt2, assigned("wpe.weight", nn.init.zeros_), "s 0-1", "declared learned, measured no table: equal vectors"),
     (BERT, assigned("embeddings.position_ids", lambda ids: ids * 0), "s 0-2",
      "declared learned, measured no table"),
@@ -335,6 +430,15 @@ MISTAKES = [
      "behind padding on the left: the first token reads row 7, not row 2"),
     (gpt2, first_row_moved, "s 0-1", "with an attention mask: the first token reads row 1, not row 0"),
     # with a mask alone
+    *(
+        (partial(tiny, name), without_mask(slice(first, None)), " 2" if first else "s 0-2",
+         f"{padded}behind padding on the left: tokens attend to padding")
+        for name, padded in (
+            *(("llama", ""), ("gpt2", ""), ("t5 decoder", "")),
+            *((name, "before padding on the right, ") for name in ("bert", "t5", "albert", "mpnet")),
+        )
+        for first in (0, -1)
+    ),
     (bloom, only_with_a_mask(lambda args, kwargs: {"alibi": kwargs["alibi"] * 0}), "s 0-1",
      "with an attention mask, before padding on the right, behind padding on the left: other attention * distance 1"),
     (bloom, only_with_a_mask(lambda args, kwargs: {"alibi": kwargs["alibi"] * 0}, padded=True), "s 0-1",
@@ -362,7 +466,59 @@ def test_a_mistake_is_found_in_its_layers_alone(make, broken, layers, sentence, 
     assert any(fnmatchcase(line, f"layer{layers}: {sentence}*") for line in found), found
 
 
+# ---- what reaches the first layer
+
+# What a module of positions returns in place of their vectors (n, d).
+NOT_ARRIVING = {
+    "zeros": torch.zeros_like,
+    "a hundredth": lambda rows: 0.01 * rows,
+    "twice": lambda rows: 2 * rows,
+    "negative": torch.neg,
+    "the first row": lambda rows: rows[..., :1, :].expand_as(rows),
+    "the next row": lambda rows: rows.roll(-1, -2),
+    "rows in reversed order": lambda rows: rows.flip(-2),
+    "one other row": lambda rows: rows.index_copy(-2, torch.tensor(5), rows[..., 4:5, :]),
+    "half of the dimensions": lambda rows: rows * (torch.arange(rows.shape[-1]) < rows.shape[-1] // 2),
+}
+# Words of other widths than positions are mapped before the sum, and words may be multiplied with a factor.
+WITH_A_TABLE = {
+    "bert": (BERT, "embeddings.position_embeddings"),
+    "gpt2": (gpt2, "wpe"),
+    "electra": (partial(tiny, "electra"), "embeddings.position_embeddings"),
+    "opt": (partial(opt, word_embed_proj_dim=16), "decoder.embed_positions"),
+    "mobilebert": (mobilebert, "embeddings.position_embeddings"),
+    "squeezebert": (partial(tiny_any, "squeezebert"), "embeddings.position_embeddings"),
+    "marian": (marian, "embed_positions"),
+    "xglm": (xglm, "embed_positions"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_TABLE)
+@pytest.mark.parametrize("fault", NOT_ARRIVING)
+def test_vectors_of_positions_that_do_not_reach_the_first_layer_are_found(name, fault):
+    make, path = WITH_A_TABLE[name]
+    model = make()
+    looked_up_as(NOT_ARRIVING[fault], path)(model, None)
+    position = 5 if fault == "one other row" else "*"
+    sentence = f"*: the vector of position {position} does not reach the first layer as a word does"
+    assert any(fnmatchcase(line, sentence) for line in audit(model).mismatches)
+
+
+def test_vectors_that_are_added_in_a_later_layer_do_not_reach_the_first():
+    model, vectors = gpt2(), []
+    model.wpe.register_forward_hook(lambda module, args, rows: vectors.append(rows) or torch.zeros_like(rows))
+    model.h[1].register_forward_pre_hook(lambda block, args: (args[0] + vectors[-1], *args[1:]))
+    assert "does not reach the first layer" in audit(model).mismatches[0]
+
+
 # ---- what is right
+
+
+def adapted():
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["position_embeddings"], init_lora_weights=False)
+    return peft.get_peft_model(BERT().float(), settings)
+
 
 RIGHT = {
     **{name: partial(tiny, name) for name in [*FAMILIES, *VARIANTS]},
@@ -378,6 +534,19 @@ RIGHT = {
         for name, dtype in (("Glm", torch.bfloat16), ("Cohere", torch.float16))
     },
     "MPT": mpt,
+    **{
+        f"{name} in {dtype}": lambda name=name, dtype=dtype: WITH_A_TABLE[name][0]().to(dtype)
+        for name in ("bert", "gpt2", "electra", "opt", "mobilebert", "marian", "xglm")
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    },
+    **{f"{name} quantised": lambda name=name: quantised(tiny(name)) for name in ("bert", "electra", "llama", "t5")},
+    **{f"{name} with sections": partial(multimodal, name, [4, 2, 2])
+       for name in ("Qwen2VLText", "Qwen2_5_VLText", "Qwen3VLText", "Glm4vText")},
+    "an adapter of positions": adapted,
+    "quantised embeddings": lambda: torch.ao.quantization.quantize_dynamic(
+        gpt2(), {nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig}
+    ),
+    "Ernie with sections": partial(multimodal, "Ernie4_5_VLMoeText", [3, 3, 2]),
     "seven positions": partial(gpt2, 7),
     **{name: partial(small, name, head_dim=8) for name in ("Ernie4_5", "Helium", "NanoChat")},
     "GPTJ": partial(small, "GPTJ", rotary_dim=4),
@@ -513,11 +682,12 @@ def test_an_audit_is_a_text_a_page_and_a_frame(monkeypatch):
     model = mistral(sliding_window=6)
     called_with(causal_within(7))(model, monkeypatch)
     result, sentence = audit(model), "declared window 6, measured 7"
-    assert "MistralModel: 2 layers, 1 mismatch" in str(result)
+    assert "MistralModel: 2 layers, 2 mismatches" in str(result)  # the mask that is given does not hide padding
     assert f"layers 0-1: {sentence}" in str(result)
     assert f"<p>layers 0-1: {sentence}</p>" in result._repr_html_()
     frame = result.to_frame()
-    assert frame[["window_declared", "window_measured", "mismatches"]].to_numpy().tolist() == [["6", "7", sentence]] * 2
+    assert frame[["window_declared", "window_measured"]].to_numpy().tolist() == [["6", "7"]] * 2
+    assert frame.mismatches.tolist() == [f"{sentence}; behind padding on the left: tokens attend to padding"] * 2
 
 
 @pytest.mark.parametrize("name", ["bert", "xlnet", "gpt_oss"])
@@ -571,6 +741,12 @@ PAIRS = {
     ),
     "RoPE in one layer": (smollm3, with_rope_in_layer_1, [None, 1, None], [None, 61, None]),
     "slowest frequency": (partial(llama, max_position_embeddings=4096), with_another_slow_plane, "any", [4096] * 2),
+    "sections": (
+        partial(multimodal, "Qwen2_5_VLText", [4, 2, 2]),
+        partial(multimodal, "Qwen2_5_VLText", [2, 3, 3]),
+        [1] * 2,
+        [32769] * 2,
+    ),
     "scaling": (llama, partial(llama, rope_parameters=SCALINGS["dynamic"]), [1] * 2, [513] * 2),
 }
 

@@ -36,7 +36,9 @@ def audit(
       and share of dimensions; a second run has positions as far apart as the configuration allows;
     - slopes and buckets are read from the logits, windows and causality from the keys that are masked, rows of tables
       from the lookups, also behind padding on the left;
-    - each layer runs also with a mask, with and without padding, and must do the same as without one;
+    - the vectors of a table must reach the first layer: taken from the words before they are added, they must leave the
+      same word at every position;
+    - each layer runs also with a mask, with and without padding, and must do the same as without one and hide padding;
     - sinks are read from a run of the model as it is.
 
     Weights are not changed, and mode and hooks are restored. The model's own attention implementation runs where that
@@ -96,6 +98,8 @@ def _declared_sizes(model: SequenceModel) -> tuple[int, int]:
     farthest = longest - 1 if rotary and longest > 2 * SHORT else 0
     if any(each.scaling in ("dynamic", "longrope") for each in rotary):  # depends on the length of the text
         farthest = 2 * max(longest, SHORT, *(each.trained for each in rotary))
+    if any(family.declared_axes(each) is not None for each in rotary):  # far enough to tell the axes of slow pairs
+        farthest = max(farthest, 2**15)
     return max([SHORT, *(size for size in sizes if size <= most)]), farthest
 
 
@@ -128,12 +132,11 @@ def _tokens(model: SequenceModel, input_ids: Any, length: int) -> tuple[int, Ten
 
 def _audit(reading: Reading) -> Audit:
     """Return the audit of one model."""
-    model, length, cautions = reading.model, reading.constant.tokens, []
+    model, family, length, cautions = reading.model, reading.family, reading.constant.tokens, []
     at_input = table(reading), rows_with_a_mask(reading)
     layers = [_layer_audit(reading, layer, *at_input) for layer in reading.layers]
     layers += [LayerAudit(number, (name, name)) for number, name in reading.others.items()]
-    moved = BEHIND_PADDING in reading.moved_rows
-    if moved and reading.causal and not reading.family.counts_tokens and not reading.generates:
+    if BEHIND_PADDING in reading.moved_rows and reading.causal and not (family.counts_tokens or reading.generates):
         cautions.append("behind padding on the left, positions are right only if position_ids are passed")
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):
@@ -141,13 +144,8 @@ def _audit(reading: Reading) -> Audit:
     windows = [layer.window for layer in reading.layers if isinstance(layer.window, tuple)]
     if beyond := sorted({size for _, size in windows if size >= length}):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
-    return Audit(
-        layers=tuple(sorted(layers, key=lambda row: row.layer)),
-        model=model.name,
-        length=length,
-        encoding=model.encoding,
-        cautions=tuple(cautions),
-    )
+    rows = tuple(sorted(layers, key=lambda row: row.layer))
+    return Audit(rows, model.name, length, model.encoding, tuple(cautions))
 
 
 def _layer_audit(reading: Reading, layer: Layer, *at_input: Row) -> LayerAudit:
@@ -195,9 +193,7 @@ def _first_other_row(one: Lookup | None, two: Lookup | None) -> int | None:
     if one is None or two is None:
         return None if one is two else 0
     a, b = (each.table[each.rows].cpu().double() for each in (one, two))
-    if a.shape[1] != b.shape[1]:
-        return 0
-    equal = [torch.allclose(*pair, atol=1e-6) for pair in zip(a, b, strict=False)]
+    equal = [len(x) == len(y) and torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=False)]
     return None if all(equal) and len(a) == len(b) else [*equal, False].index(False)
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pelocality._checks import HIDDEN
 from pelocality.encodings._rotary_angles import RotaryAngles
+from pelocality.models._weights import token_embeddings
 from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
 from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, Window
+from pelocality.models.families import UNDECLARED, Architecture, KnownLogits, Window
 
 _PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}
@@ -34,8 +35,7 @@ def _row(name: str, declared: str, measured: str, differences: dict[str, bool]) 
     """Return a row, with a sentence if something differs; "" is a difference that the words show."""
     details = ", ".join(text for text, differs in differences.items() if differs and text)
     sentence = f"declared {declared or f'no {name}'}, measured {measured or f'no {name}'}"
-    sentence = f"{sentence}: {details}" if details else sentence
-    return Row(declared, measured, sentence if any(differences.values()) else "")
+    return Row(declared, measured, ": ".join(filter(None, (sentence, details))) if any(differences.values()) else "")
 
 
 def _number(value: float) -> str:
@@ -47,39 +47,43 @@ def _number(value: float) -> str:
 
 
 def table(reading: Reading) -> Row:
-    """Compare the rows that tokens read from a table at the input."""
-    kind, first = reading.family.declared_table(reading.config) or ("", 0)
-    declared, lookup, states = _table_words(kind, first), reading.table, reading.constant.input_states
+    """Compare the vectors of positions that reach the first layer, and the rows that tokens read for them."""
+    family, lookup, states = reading.family, reading.table, reading.at_input.input_states
+    kind, first = family.declared_table(reading.config) or ("", 0)
+    declared, rows = _table_words(kind, first), [first] if lookup is None else lookup.rows.tolist()
+    other = _other_sines(family, states, rows[0]) if kind == "sinusoidal" and states is not None else ""
     if lookup is None:
         computed = states is not None and bool((states - states[:, :1]).abs().max() > 1e-3 * states.abs().max())
-        return _row("table", declared, "computed at the input" if computed else "", {"": kind != "" and not computed})
-    rows = lookup.rows.tolist()
-    measured = _table_words("sinusoidal" if _is_sinusoidal(lookup.table) else "learned", rows[0])
+        quantised = callable(token_embeddings(reading.model.module).weight)  # and looked up unseen
+        allowed = {"learned": quantised, "sinusoidal": not other, "": not isinstance(family, KnownLogits)}[kind]
+        words = "computed at the input" if computed else ""
+        return _row("table", declared, words, {other: not allowed if computed else kind != ""})
+    measured = _table_words("learned" if other and not reading.lost else kind or "learned", rows[0])
     if not kind:
-        return Row(declared, measured)
+        return _row("table", declared, measured, {"": isinstance(family, KnownLogits)})
     vectors = lookup.table[lookup.rows].cpu()
     _, number, copies = torch.unique(vectors, dim=0, return_inverse=True, return_counts=True)
     equal = (number == number[(copies[number] > 1).int().argmax()]).nonzero().flatten().tolist()
-    wrong = [(place, row) for place, row in enumerate(rows) if row != first + place]
-    difference = "".join(f"position {place} reads row {row}, not row {first + place}" for place, row in wrong[:1])
-    if not wrong and len(equal) > 1:
-        difference = f"equal vectors at positions {equal[0]} and {equal[1]}"
-    measured = "" if 1 < len(equal) == len(rows) else measured
-    return _row("table", declared, measured, {difference: difference != ""})
+    wrong = [f"position {i} reads row {row}, not row {first + i}" for i, row in enumerate(rows) if row != first + i]
+    wrong += [f"equal vectors at positions {equal[0]} and {equal[1]}"] if len(equal) > 1 else []
+    if kind == "learned" and (unused := int((vectors == 0).all(0).sum())):
+        wrong.append(f"{unused} of {vectors.shape[1]} dimensions are zero at all positions")
+    wrong += [f"the vector of position {i} does not reach the first layer as a word does" for i in reading.lost]
+    difference = next(filter(None, (*wrong, other)), "")
+    return _row("table", declared, "" if 1 < len(equal) == len(rows) else measured, {difference: difference != ""})
+
+
+def _other_sines(family: Architecture, states: Tensor, first: int) -> str:
+    """Return where states (1, n, d) of one word differ otherwise than sines and cosines from a row on, in words."""
+    eps, states = max(torch.finfo(each).eps for each in (states.dtype, torch.float32)), states[0].cpu().double()
+    rows = torch.arange(first, first + len(states), dtype=torch.float64, device="cpu")
+    sines = family.declared_sinusoids(rows, states.shape[1])
+    off = (states - states[:1] - (sines - sines[:1])).abs().amax(1) > 5e-3 + 4 * eps * (rows + states.abs().max())
+    return f"other sines and cosines at position {int(off.int().argmax())}" if bool(off.any()) else ""
 
 
 def _table_words(kind: str, row: int) -> str:
     return f"{kind} from row {row}" if row else kind
-
-
-def _is_sinusoidal(table: Tensor) -> bool:
-    """Return whether rows of a table are sines and cosines of distances, in any order of dimensions."""
-    some = table[2 : 2 + 32].cpu().double()  # the first rows may be padding
-    middle, around = some[1:-1], some[:-2] + some[2:]
-    nonzero = middle.square().sum(0) > 1e-12
-    cosine = (middle * around).sum(0) / (2 * middle.square().sum(0)).clamp(min=1e-12)
-    off = (around - 2 * cosine * middle).abs().amax(0)[nonzero]
-    return bool(nonzero.any()) and bool((off < 1e-2).all()) and float(some.abs().max()) <= 1.01
 
 
 def rows_with_a_mask(reading: Reading) -> Row:
@@ -139,8 +143,7 @@ def _recognised(runs: Sequence[Rotation], like: RotaryAngles) -> RotaryAngles | 
     if 0 < frequencies[0] < 1:
         scalings.append(("linear", {"factor": float(1 / frequencies[0])}))
     candidates = [replace(like, base=base, scaling=name, options=given) for base in bases for name, given in scalings]
-    offs = [_off(runs, each) for each in candidates]
-    agreeing = [math.inf if off is None else off[0] for off in offs]  # up to which position
+    agreeing = [(_off(runs, each) or (math.inf,))[0] for each in candidates]  # up to which position
     enough = math.inf if math.inf in agreeing else len(runs[0].angles)
     return next((each for each, position in zip(candidates, agreeing, strict=True) if position >= enough), None)
 
@@ -153,6 +156,8 @@ def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, 
         words.append(rotary.scaling if by is None else f"{rotary.scaling} (factor {_number(by)})")
     if head not in (None, dims):
         words.append(f"{dims} of {head} dimensions")
+    if rotary is not None and "mrope_section" in rotary.options:
+        words.append(f"sections {rotary.options['mrope_section']}")
     if factor is not None and abs(factor - 1) > 1e-2:
         words.append(f"attention factor {_number(factor)}")
     return ", ".join(words)
@@ -170,10 +175,8 @@ def bias(reading: Reading, layer: Layer) -> Row:
     slopes, buckets = family.declared_slopes(config), family.declared_buckets(config, n)
     terms = family.relative_terms and getattr(config, "relative_attention", True)  # DeBERTa
     declared = "relative terms" if terms else ""
-    if slopes is not None:
-        declared = _slope_words(slopes)
-    elif buckets is not None:
-        declared = f"{config.relative_attention_num_buckets} buckets"
+    declared = declared if buckets is None else f"{config.relative_attention_num_buckets} buckets"
+    declared = declared if slopes is None else _slope_words(slopes)
     largest, fitted = measured.nan_to_num().abs().amax((1, 2)), -measured[:, -1, 0] / (n - 1)
     rounding = (precision + torch.finfo(torch.bfloat16).eps * largest)[:, None, None]  # Falcon's table is in bfloat16
     steep = bool((fitted.abs() * n > 2 * rounding.flatten()).all())
@@ -249,10 +252,8 @@ def window_words(window: Window, causal: bool | None) -> str:
     """Return a window in words."""
     if not isinstance(window, tuple):
         return window or "none"
-    name, size = window
-    if name == "chunks":
-        return f"chunks of {size}"
-    return f"{size} to either side" if causal is False else str(size)
+    around = f"{window[1]} to either side" if causal is False else str(window[1])
+    return f"chunks of {window[1]}" if window[0] == "chunks" else around
 
 
 def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
@@ -267,6 +268,12 @@ def attention_with_a_mask(reading: Reading, layer: Layer) -> Row:
         return Row()
     without = f"other attention than without a mask from distance {min(differing.values())} on"
     return Row(mismatch=f"{', '.join(differing)}: {without}")
+
+
+def padding(reading: Reading, layer: Layer) -> Row:
+    """Find runs in which tokens attend to padding."""
+    seen = [name for name, masked in layer.masked.items() if masked.reach.padding]
+    return Row(mismatch=f"{', '.join(seen)}: tokens attend to padding" if seen else "")
 
 
 def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | None:
@@ -289,5 +296,5 @@ def first_difference(one: Call, two: Call, start: int = 0) -> tuple[int, int] | 
     return None
 
 
-CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (rotation, bias, visible_keys, attention_with_a_mask)
+CHECKS: tuple[Callable[[Reading, Layer], Row], ...] = (rotation, bias, visible_keys, attention_with_a_mask, padding)
 """What an audit compares in each layer, in the order of the words of its positions."""

@@ -34,11 +34,12 @@ _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Te
 
 
 class Reach(NamedTuple):
-    """Which keys (n, n) the queries of a layer see, whether none lies after its query, and the window."""
+    """Which keys (n, n) the queries see, whether none lies after its query, the window, and whether padding is seen."""
 
     visible: Tensor
     causal: bool
     window: Window
+    padding: bool
 
 
 class Lookup(NamedTuple):
@@ -88,15 +89,17 @@ class Recorder(Observer):
         tokens: The number of tokens, padding included.
         constant: Whether every linear map of the tokens returns the same vector at each of them.
         real: The tokens that are not padding.
-        input_only: Whether the model stops before its first block.
+        change: Called with each function of torch that runs, and its result. The model runs as it is, and stops before
+            its first block.
     """
 
-    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), input_only: bool = False) -> None:
+    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), change: Any = None) -> None:
         super().__init__(lambda attention: None, tokens)
-        self.tokens, self.constant, self.real, self.input_only = tokens, constant, real, input_only
+        self.tokens, self.constant, self.real, self.change = tokens, constant and change is None, real, change
         start, stop, _ = real.indices(tokens)
         self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
-        self.input_states: Tensor | None = None  # the states (1, n, d) before the first block
+        self.input_states: Tensor | None = None  # the states (1, n, ...) before the first block
+        self.output: Any = None  # the output (1, n, d) of a model that ran to its end
         self.calls: list[Call] = []
         self.lookups: list[Lookup] = []
         self._factors: tuple[Tensor, Tensor] | None = None
@@ -117,6 +120,8 @@ class Recorder(Observer):
         if func in _LOOKUPS:
             self._see_lookup(func, [*args, *kwargs.values()])
         result = super().__torch_function__(func, types, args, kwargs)
+        if self.change is not None:
+            self.change(func, result)
         if func in BATCHED and result.ndim > 2 and result.shape[-2:] == (self.tokens, self.tokens):
             *_, first, second = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
             self._factors = (first, second.transpose(-1, -2))
@@ -139,14 +144,19 @@ class Recorder(Observer):
         vector = torch.randn(size, generator=seeded, device="cpu")
         return vector.to(states.device, states.dtype).expand(*states.shape[:-1], size).clone()
 
+    def mapped(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        """Return one vector at every token in place of the output of a module that is a linear map."""
+        replaced = self.constant and isinstance(output, Tensor)
+        return self._constant_map(nn.functional.linear, (output, output.flatten(0, -2).mT), {}) if replaced else None
+
     def enter(self, block: Block, args: Any, kwargs: Any) -> None:
         """Note the block that begins to run, and the states before the first one."""
         super().enter(block, args, kwargs)
-        if self.input_only:
+        for each in (*args, *kwargs.values()):
+            if self.input_states is None and isinstance(each, Tensor) and each.is_floating_point() and each.ndim > 2:
+                self.input_states = each
+        if self.change is not None and self.input_states is not None:
             raise _LayersBeginError
-        if self.input_states is None:
-            states = (each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3)
-            self.input_states = next(states, None)
 
     def see_kernel(self, call: dict[str, Any], output: Tensor) -> None:
         """Record a call of torch's kernel, with the logits that it does not hand out."""
@@ -177,19 +187,21 @@ class Recorder(Observer):
 
     def _reach(self, visible: Tensor) -> Reach:
         """Return the reach of the tokens from visible keys (..., n, n); a window without a name is "irregular"."""
-        every = visible.broadcast_to(*visible.shape[:-2], self.tokens, self.tokens)
-        visible = _flat(every).any(0)[self.real, self.real]
+        every = _flat(visible.broadcast_to(*visible.shape[:-2], self.tokens, self.tokens)).any(0)
+        visible, seen_by_tokens = every[self.real, self.real], every[self.real].any(0)
+        seen_by_tokens[self.real] = False
+        padding = bool(seen_by_tokens.any())
         n, distance = len(visible), distances(len(visible), visible.device)
         seen = distance[visible]
         behind, ahead = (int(seen.amax()), int(-seen.amin())) if len(seen) else (0, 0)
         causal = ahead <= 0 and n > 1
         if torch.equal(visible, (distance <= behind) & (distance >= -ahead)):
             limit = None if max(behind, ahead) == n - 1 else ("window", behind + 1 if causal else behind)
-            return Reach(visible, causal, limit if causal or behind == ahead else "irregular")
+            return Reach(visible, causal, limit if causal or behind == ahead else "irregular", padding)
         chunk = max(int((~visible[:, 0]).int().argmax()), 1)  # the first query that does not see the first key
         number = torch.arange(n, device=visible.device) // chunk
         same = (number[:, None] == number) & ((distance >= 0) | (not causal))
-        return Reach(visible, causal, ("chunks", chunk) if torch.equal(visible, same) else "irregular")
+        return Reach(visible, causal, ("chunks", chunk) if torch.equal(visible, same) else "irregular", padding)
 
     def _see_lookup(self, func: Any, named: list[Any]) -> None:
         """Record the rows of a table that were read, one for each token or for each pair of tokens."""
@@ -272,6 +284,8 @@ class Reading:
         others: What its layers without attention are, by number.
         constant: The run with constant content.
         table: The table at the input and its rows, over all positions that the model has; None without one.
+        at_input: The run up to the first block, over the same positions.
+        lost: The positions that have other states before the first block if the vector of each is taken from the word.
         runs: The same run with an attention mask, by the padding in it; in the place of a run that failed its error.
     """
 
@@ -284,6 +298,8 @@ class Reading:
     others: dict[int, str]
     constant: Recorder
     table: Lookup | None
+    at_input: Recorder
+    lost: list[int]
     runs: dict[str, Recorder | Exception]
 
     @property
@@ -311,55 +327,83 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     """
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
-    declared = [family.declared_rotation(config, layer) for layer in range(config.num_hidden_layers)]
-    hints = sorted({each.dims for each in declared if isinstance(each, RotaryAngles)})
+    every = range(config.num_hidden_layers)
+    in_sections = any(family.declared_axes(family.declared_rotation(config, layer)) is not None for layer in every)
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
     # An encoder-decoder model reads with its encoder, which continues no text.
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
-    rotary = [each for each in model.module.modules() if _ROTARY.search(type(each).__name__)]
-    with ExitStack() as still, hooked(rotary, after=_without_angles, last=True):
+    modules = [each for each in model.module.modules() if _ROTARY.search(type(each).__name__)]
+    with ExitStack() as still, hooked(modules, after=_without_angles, last=True):
         for each in attached_biases(model.module):
             if each.is_rotation:  # an attached rotation takes the place of what these modules return
                 still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
         unrotated = _run(model, {"input_ids": ids}).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
-    table = _table_at_input(constant.lookups, widths)
-    runs = _masked_runs(model, ids, generates and table is not None)
-    if table is not None and (most := min(model.longest or 0, _LONGEST_TABLE)) > length:
-        every = {"input_ids": torch.full((1, most), word, device=ids.device)}
-        try:
-            table = _table_at_input(_run(model, every, input_only=True).lookups, widths) or table
-        except NoRowError as error:
-            runs |= {f"at {most} positions": error} if family.table is not None else {}
+    has_table = _table_at_input(constant.lookups, widths) is not None
+    runs = _masked_runs(model, ids, generates and has_table)
+    most = max(length, min(model.longest or 0, _LONGEST_TABLE)) if has_table else length
+    inputs = {"input_ids": torch.full((1, most), word, device=ids.device)}
+    try:
+        at_input = _run(model, inputs, change=lambda *call: None)
+    except NoRowError as error:
+        runs |= {f"at {most} positions": error} if family.table is not None else {}
+        inputs, at_input = {"input_ids": ids}, constant
+    table = _table_at_input(at_input.lookups, widths)
+    lost = [] if table is None else _lost_positions(model, family, inputs, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
-    near = torch.arange(min(length, SHORT), device="cpu")
-    far, distant = near, []
-    if farthest and hints and model.reads("position_ids"):
-        n, farthest = len(near), min(farthest, (model.longest or sys.maxsize) - 1)
+    near = far = torch.arange(min(length, SHORT), device="cpu")[None]
+    distant: list[Tensor | None] = [None] * len(constant.calls)
+    if farthest and model.reads("position_ids"):
+        n, farthest = near.shape[1], min(farthest, (model.longest or sys.maxsize) - 1)
         far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
         few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
-        distant = _run(model, few | {"position_ids": far[None].to(ids.device)}).calls
+        far = torch.cat([far, farthest - far, far // 2]) if in_sections else far  # of time, height and width
+        few["position_ids"] = (far[:, None] if in_sections else far).to(ids.device)
+        distant = [call.query for call in _run(model, few).calls]
     layers = []
-    for place, (call, other) in enumerate(zip(constant.calls, unrotated, strict=True)):
+    for place, (call, other, query) in enumerate(zip(constant.calls, unrotated, distant, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
+        rotation = family.declared_rotation(config, block)
+        axes, hints = family.declared_axes(rotation), [rotation.dims] if isinstance(rotation, RotaryAngles) else []
         layer = Layer(
             number=numbers[place],
-            rotation=family.declared_rotation(config, block),
+            rotation=rotation,
             window=family.declared_window(config, block),
             constant=call,
             text=on_text[place] if place < len(on_text) else call,
             masked={name: calls[place] for name, calls in with_mask.items() if place < len(calls)},
             queries=rotation_of(call.query, other.query, near, length, hints),
             keys=rotation_of(call.key, other.key, near, length, hints),
-            far=rotation_of(distant[place].query, None, far, farthest + 1, hints) if distant else None,
+            far=rotation_of(query, None, far if axes is None else far[axes], farthest + 1, hints),
         )
         layers.append(layer)
     causal = family.declared_causal(config, model.module)
-    return Reading(model, config, family, causal, generates, layers, others, constant, table, runs)
+    return Reading(model, config, family, causal, generates, layers, others, constant, table, at_input, lost, runs)
+
+
+def _lost_positions(model: SequenceModel, family: Architecture, inputs: dict[str, Any], table: Lookup) -> list[int]:
+    """Return the positions whose vector is not what the model adds: taken from the word there, it leaves another."""
+    rows, maps = table.table[table.rows], (nn.functional.embedding, nn.functional.linear)[family.maps_words :]
+    word, words = rows.abs().amax(0), list[Tensor]()
+    word[::2].neg_()
+    taken = rows / family.word_factor(model.config.get_text_config(), len(word))
+
+    def change(func: Any, result: Any) -> None:
+        if func in maps and result.shape[-2:] == rows.shape and not (words or torch.equal(result.squeeze(0), rows)):
+            words.append(result.copy_(word - taken))
+
+    run = _run(model, inputs, change=change)
+    # Blocks whose method is called directly, such as SqueezeBERT's, are not seen to begin.
+    states = (run.output if run.input_states is None else run.input_states)[0].flatten(1)
+    allowed = max(1e-3, 16 * torch.finfo(states.dtype).eps) * states.abs().max()
+    off = (states - states.median(0).values).abs().amax(1) > allowed
+    # An adapter (LoRA) adds to the vectors what it looks up by the same rows in a table of another width.
+    adapted = any(each.table.shape != table.table.shape and torch.equal(each.rows, table.rows) for each in run.lookups)
+    return off.nonzero().flatten().tolist() if words and not adapted else []
 
 
 def _table_at_input(lookups: list[Lookup], widths: set[int]) -> Lookup | None:
@@ -374,14 +418,13 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
     """Return the runs of tokens (1, n) with an attention mask, which tokenizers pass, by the padding in it."""
     if not model.reads("attention_mask"):
         return {}
-    short, left = ids[:, :SHORT], slice(PADDING, None)
+    left = ids[:, :SHORT], slice(PADDING, None)
     with_padding = {
-        "with an attention mask": (short, slice(None)),
+        "with an attention mask": (ids[:, :SHORT], slice(None)),
         "before padding on the right": (ids, slice(0, -PADDING)),
-        BEHIND_PADDING: (short, left),
+        BEHIND_PADDING: left,
+        **({_IN_GENERATION: left} if in_generation else {}),
     }
-    if in_generation:
-        with_padding[_IN_GENERATION] = short, left
     padding = model.padding if 0 <= (model.padding or 0) < model.vocabulary else None
     runs: dict[str, Recorder | Exception] = {}
     for name, (tokens, real) in with_padding.items():
@@ -400,9 +443,10 @@ def _masked_runs(model: SequenceModel, ids: Tensor, in_generation: bool) -> dict
 def _run(model: SequenceModel, inputs: dict[str, Any], *, generating: bool = False, **options: Any) -> Recorder:
     """Run a model, recorded with the options of `Recorder`."""
     recorder, head = Recorder(inputs["input_ids"].shape[1], **options), model.with_head
-    with suppress(_LayersBeginError), recorder.observing(model.module):
+    maps = [each for each in model.module.modules() if hasattr(each, "out_features") and type(each) is not nn.Linear]
+    with suppress(_LayersBeginError), recorder.observing(model.module), hooked(maps, after=recorder.mapped):
         if not generating:
-            model.run(inputs)
+            recorder.output = model.run(inputs)[0]
         else:
             plain = GenerationConfig()  # type: ignore[no-untyped-call]
             with changed(head, "generation_config", plain):  # the user's configuration may ask for beams

@@ -160,8 +160,6 @@ class AuditComparison(DisplayMixin):
 
 def _layers_text(numbers: Sequence[int]) -> str:
     """Return "layer 3", "layers 0-5" or "layers 1, 3"."""
-    first, *_, last = (*numbers, numbers[-1])
-    if first == last:
-        return f"layer {first}"
-    successive = list(numbers) == list(range(first, last + 1))
-    return f"layers {first}-{last}" if successive else f"layers {', '.join(map(str, numbers))}"
+    first, last = numbers[0], numbers[-1]
+    every = f"{first}-{last}" if list(numbers) == list(range(first, last + 1)) else ", ".join(map(str, numbers))
+    return f"layer {first}" if first == last else f"layers {every}"

@@ -15,8 +15,9 @@ class Rotation:
     """How queries (or keys) are rotated in one run.
 
     Attributes:
-        angles: (n, pair) in radians, relative to the first position, of the pairs in the order of their dimensions.
-        positions: (n,), of these angles.
+        angles: (n, pair) in radians, of the pairs in the order of their dimensions; relative to the first position
+            where there is nothing to compare with.
+        positions: (n, 1), or (n, pair) where pairs have axes, relative to the first one.
         length: The number of positions of the whole run.
         interleaved: Whether neighbouring dimensions are a pair, and not i and i + d / 2.
         factor: The factor on the rotated dimensions; None where there is nothing to compare with.
@@ -40,7 +41,7 @@ class Rotation:
     @property
     def direction(self) -> int:
         """1 where the first pair (a, b) is rotated from a to b, -1 where from b to a; from consecutive positions."""
-        return 1 if float(torch.sin(self.angles[1:2, 0]).sum()) >= 0 else -1
+        return 1 if float(torch.sin(self.angles[:2, 0].diff()).sum()) >= 0 else -1
 
     def frequencies(self) -> Tensor:
         """Return radians per position (pair,), from consecutive positions, of either direction."""
@@ -68,13 +69,13 @@ class Rotation:
             The position, and the largest difference at any position; None if all agree but for rounding.
         """
         if isinstance(other, RotaryAngles):
-            angles = direction * self.positions[:, None] * other.frequencies(self.length)
+            angles = direction * self.positions * other.frequencies(self.length)
             allowed = self.tolerance + 1e-6 * angles.abs()
         else:
-            angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions[:, None]
+            angles, allowed = other.angles, max(self.tolerance, other.tolerance) + 1e-6 * self.positions.abs()
         off = _within_half_turn(self.angles - angles).abs()
         far = (off > allowed).any(1)
-        return (int(self.positions[far][0]), float(off.max())) if bool(far.any()) else None
+        return (int(self.positions[far][0].abs().max()), float(off.max())) if bool(far.any()) else None
 
 
 def _within_half_turn(angles: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ def rotation_of(
     Args:
         states: Queries or keys, None where they were not seen.
         unrotated: The same without rotation; states that are equal to it may be rotated by what was not recognised.
-        positions: (n,), their positions.
+        positions: (1, n) or (pair, n), their positions.
         length: The number of positions of the whole run.
         hints: Numbers of rotated dimensions to try first.
 
@@ -129,7 +130,8 @@ def rotation_of(
     angles = rotation.angle() - rotation[:1].angle()
     if bool((angles.abs() < tolerance).all()):
         return "scaled"
-    factor = None if same else float(rotation[0].abs().mean())
+    angles, factor = (angles, None) if same else (rotation.angle(), float(rotation[0].abs().mean()))
+    positions = (positions - positions[:, :1] if len(positions) in (1, angles.shape[1]) else positions[:1]).T
     return Rotation(angles, positions, length, paired, factor, head, tolerance)
 
 

@@ -26,7 +26,7 @@ _FAMILIES: dict[str, Architecture] = {
 }
 _ANY = Architecture()
 
-_NOT_OF_TRANSFORMERS = Architecture(interleaved=None, direction=None)
+_NOT_OF_TRANSFORMERS = Architecture(interleaved=None, direction=None, sections=None)
 
 
 def known_families() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES,
@@ -39,6 +39,12 @@ class DeclaredPositions:
     first_row: ClassVar[int | None] = 0
     """The row of it that the first token reads; None for the one after the padding id."""
 
+    to_base: ClassVar[bool] = False
+    """Whether the slowest sines of the table have the frequency 1 / 10,000, as in tensor2tensor; or are faster."""
+
+    maps_words: ClassVar[bool] = False
+    """Whether words of the width of positions are yet mapped or normed before positions are added."""
+
     counts_tokens: ClassVar[bool] = False
     """Whether positions are counted from the first token, padding left out."""
 
@@ -50,6 +56,9 @@ class DeclaredPositions:
 
     rotates_by_default: ClassVar[bool | None] = None
     """Whether a model rotates, with base 10,000, though its configuration has no options for it; None: nothing says."""
+
+    sections: ClassVar[str | None] = "blocks"
+    """How pairs of time, height and width lie in M-RoPE: "blocks", "turns", "time last", None where nothing says."""
 
     rotates_in_windows_alone: ClassVar[bool] = False
     """Whether layers without a window have no rotation where others have one."""
@@ -66,6 +75,18 @@ class DeclaredPositions:
         if self.table is None or _has_rotary(config) or not getattr(config, "position_biased_input", True):  # DeBERTa
             return None
         return self.table, int(config.pad_token_id) + 1 if self.first_row is None else self.first_row
+
+    def declared_sinusoids(self, rows: Tensor, width: int) -> Tensor:
+        """Return rows of a sinusoidal table, all sines before all cosines (Vaswani et al., 2017): (row, width)."""
+        number = torch.arange((width + 1 - self.to_base) // 2, dtype=torch.float64, device="cpu")
+        angles = rows[:, None] * 10_000 ** -(number / (width // 2 - 1 if self.to_base else width / 2))
+        return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width - 2 * len(number)))
+
+    def word_factor(self, config: Any, width: int) -> float:
+        """Return the factor on word embeddings before positions are added."""
+        options = ("scale_embedding", "rescale_embeddings", "scale_sqrt_depth")
+        scaled = config.model_type == "ctrl" or any(getattr(config, name, False) for name in options)
+        return float(width**0.5) if scaled else 1.0
 
     def declared_slopes(self, config: Any) -> Tensor | None:
         """Return the slopes of ALiBi (head,), or None."""
@@ -116,6 +137,17 @@ class DeclaredPositions:
             options={"max_position_embeddings": longest, **parameters},
             trained=(scaling != "dynamic" and parameters.get("original_max_position_embeddings")) or longest,
         )
+
+    def declared_axes(self, rotary: Any) -> Tensor | None:
+        """Return the axis of each pair, 0 for time, 1 for height, 2 for width (M-RoPE, Wang et al., 2024), or None."""
+        if self.sections is None or len(sizes := getattr(rotary, "options", {}).get("mrope_section", ())) != 3:
+            return None
+        pair = torch.arange(rotary.dims // 2, device="cpu")
+        if self.sections == "blocks":
+            return torch.bucketize(pair, torch.tensor(sizes, device="cpu").cumsum(0), right=True)
+        if self.sections == "time last":  # Ernie 4.5: height and width take turns
+            return torch.where(pair < sizes[0] + sizes[1], 1 + pair % 2, 0)
+        return torch.where(pair < 3 * torch.tensor(sizes, device="cpu")[pair % 3], pair % 3, 0)
 
     def declared_causal(self, config: Any, base: Any) -> bool | None:
         """Return whether queries of a bare transformer see no later key; None where it is not known."""

@@ -52,15 +52,15 @@ class Gpt2(KnownLogits):
 
 _AFTER_PADDING = {"first_row": None, "counts_tokens": True}  # RoBERTa's tokens count from the padding id + 1
 _LEARNED = (
-    *("bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "bros", "clip_text_model"),
+    *("bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "bros", "clip_text_model"),
     *("convbert", "dpr", "ernie", "flaubert", "git", "gpt-sw3", "gpt_bigcode", "gpt_neo", "imagegpt", "layoutlm"),
-    *("megatron-bert", "mobilebert", "mra", "openai-gpt", "rembert", "roc_bert", "splinter", "tapas", "vilt"),
-    *("visual_bert", "xlm"),
+    *("megatron-bert", "mra", "openai-gpt", "rembert", "splinter", "tapas", "vilt", "visual_bert", "xlm"),
 )
 _LIKE_ROBERTA = (
     *("data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "luke", "markuplm", "roberta-prelayernorm"),
     *("xlm-roberta-xl", "xmod"),
 )
+_LIKE_M2M = ("kosmos_2_text_model", "kosmos_2_5_text_model", "m2m_100", "nllb-moe")
 _LIKE_BART = ("bart", "biogpt", "mbart", "mvp", "nystromformer", "plbart", "yoso")  # two rows are no position
 
 RECORDS: tuple[Architecture, ...] = (
@@ -70,10 +70,12 @@ RECORDS: tuple[Architecture, ...] = (
     # Its layers are convolutions over states (batch, d, n) (Iandola et al., 2020).
     Architecture("squeezebert", table="learned", token_axis=2),
     Architecture(*_LEARNED, table="learned"),
+    Architecture("blenderbot-small", "mobilebert", "roc_bert", table="learned", maps_words=True),
     Architecture(*_LIKE_ROBERTA, table="learned", **_AFTER_PADDING),
     Architecture(*_LIKE_BART, table="learned", first_row=2),
     Architecture("opt", table="learned", first_row=2, counts_tokens=True),
-    Architecture("ctrl", "marian", "pegasus", "pegasus_x", "tipsv2_text_model", table="sinusoidal"),
-    Architecture("xglm", table="sinusoidal", first_row=2),
-    Architecture("m2m_100", "nllb-moe", table="sinusoidal", **_AFTER_PADDING),
+    Architecture("ctrl", "marian", "pegasus", table="sinusoidal"),
+    Architecture("pegasus_x", "tipsv2_text_model", table="sinusoidal", to_base=True),
+    Architecture("xglm", table="sinusoidal", to_base=True, first_row=2),
+    Architecture(*_LIKE_M2M, table="sinusoidal", to_base=True, **_AFTER_PADDING),
 )

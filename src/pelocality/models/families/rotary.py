@@ -164,8 +164,12 @@ class RoFormer(Architecture):
 
 
 _INTERLEAVED = (
-    *("deepseek_v2", "deepseek_v4", "ernie4_5_vl_moe_text", "glm4v_text", "glm_ocr_text", "hy_v4_vl_text"),
+    *("deepseek_v2", "deepseek_v4", "glm4v_text", "glm_ocr_text", "hy_v4_vl_text"),
     *("llama4_text", "moonshine", "moonshine_streaming", "openai_privacy_filter"),
+)
+_SECTIONS_IN_TURNS = (
+    *("cohere_compass_text", "cosmos3_edge_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text"),
+    *("qwen3_5_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text", "qwen4_exp_text"),
 )
 _IN_WINDOWS = ("afmoe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini")
 
@@ -175,6 +179,8 @@ RECORDS: tuple[Architecture, ...] = (
     Rotary("glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe", interleaved=True),
     Architecture("gptj", "codegen", interleaved=True, rotates_by_default=True),
     Architecture(*_INTERLEAVED, interleaved=True),
+    Architecture(*_SECTIONS_IN_TURNS, sections="turns"),
+    Architecture("ernie4_5_vl_moe_text", interleaved=True, sections="time last"),
     Architecture("nanochat", direction=-1),
     Architecture("jamba", "kimi_linear", "nemotron_h", "zamba", rotates_by_default=False),
     Architecture(*_IN_WINDOWS, rotates_in_windows_alone=True),
