@@ -15,7 +15,7 @@ from pelocality._distributed import refuse_sharded
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
 from pelocality.models.observer import Attention, Block, KernelAttention
 from pelocality.models.sequence_model import SequenceModel
-from pelocality.models.token_proof import TOKENS, Axes, cautions, first_text, prove_tokens, with_another
+from pelocality.models.token_proof import TOKENS, Axes, cautions_of, first_text, prove_tokens, with_another
 
 _BEGINNING = 64  # tokens on which the layers of a longer text are found
 _APART = 0.5  # share of the change by another token: scaling a whole input changes other logits less
@@ -164,7 +164,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         column,
         owners,
         tuple(place not in not_causal for place in range(len(layers))),
-        tuple(cautions(axes, left_out)),
+        tuple(cautions_of(axes, left_out)),
     )
 
 

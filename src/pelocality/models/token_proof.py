@@ -112,9 +112,9 @@ def prove_tokens(model: SequenceModel, inputs: Any = None) -> list[Axes] | None:
     return proved
 
 
-def cautions(axes: Sequence[Axes], left_out: Collection[str]) -> Iterator[str]:
+def cautions_of(axes: Sequence[Axes] | None, left_out: Collection[str] = ()) -> Iterator[str]:
     """Yield what could not be proved, and the classes whose attention is left out."""
-    if any(each.name == UNKNOWN for each in axes):
+    if any(each.name == UNKNOWN for each in axes or ()):
         yield "no token could be changed alone, so it is not proved that the axes of attention are its tokens"
     if left_out:
         yield f"attention over something else than the tokens is left out: in {', '.join(sorted(left_out))}"

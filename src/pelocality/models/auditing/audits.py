@@ -17,6 +17,7 @@ from pelocality.models.families import UNDECLARED, family_named
 from pelocality.models.inputs.tokens import token_batch
 from pelocality.models.inputs.words import drawn_words
 from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.token_proof import cautions_of, prove_tokens
 
 _LONGEST = {"sdpa": 8500, "eager": 1200}  # positions of the run for windows: eager holds a matrix for every head
 _WORDS = 64  # other tokens in the run with the model's own content
@@ -141,6 +142,10 @@ def _audit(reading: Reading) -> Audit:
     for name, run in reading.runs.items():
         if isinstance(run, Exception) and not isinstance(run, NoRowError):
             cautions.append(f"{name} nothing was measured: the model raises {type(run).__name__}: {run}")
+    try:
+        cautions += cautions_of(prove_tokens(model))
+    except ValueError as error:
+        cautions.append(str(error))
     windows = [layer.window for layer in reading.layers if isinstance(layer.window, tuple)]
     if beyond := sorted({size for _, size in windows if size >= length}):
         cautions.append(f"windows of {', '.join(map(str, beyond))} were not reached with {length} positions")
