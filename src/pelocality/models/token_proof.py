@@ -100,7 +100,7 @@ def prove_tokens(model: SequenceModel, inputs: Any = None) -> list[Axes] | None:
     """
     if model.declares_attention:
         return None
-    if model.axes is None:
+    if model.axes is None or not {each.owner for each in model.axes} <= {None, *model.module.modules()}:  # or replaced
         model.axes = token_axes(model, inputs)
     proved = [axes for axes in model.axes if axes.name in (TOKENS, UNKNOWN)]
     others = [axes for axes in model.axes if axes not in proved]
