@@ -65,12 +65,12 @@ def off_by(model: Any, *, disable: bool, implementation: str = "eager") -> float
     """
     known = SequenceModel(model.double().eval())
     model = known.module
-    inputs = _inputs(model)
-    table = random_table(next(iter(find_places(known, inputs).values())).heads)
-    model.config._attn_implementation = "eager"
     for module in model.modules():
         if hasattr(module, "config"):
             module.config._experts_implementation = "eager"  # the others take no float64
+    inputs = _inputs(model)
+    table = random_table(next(iter(find_places(known, inputs).values())).heads)
+    model.config._attn_implementation = "eager"
     with torch.no_grad():
         with AddedToLogits(table(_LENGTH).detach()) as witness, _without_positions(model, disable):
             expected = model(**inputs)[0]

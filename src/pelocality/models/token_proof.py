@@ -77,9 +77,9 @@ class Change(NamedTuple):
     texts: int
 
     @property
-    def places(self) -> tuple[Tensor, Tensor]:
+    def places(self) -> tuple[list[int], list[int]]:
         """Each changed text and its changed token, as an index of states (text, n, ...)."""
-        return torch.arange(1, len(self.tokens) + 1), torch.tensor(self.tokens)
+        return [*range(1, len(self.tokens) + 1)], [*self.tokens]
 
 
 def prove_tokens(model: SequenceModel, inputs: Any = None) -> list[Axes] | None:
@@ -392,7 +392,8 @@ def _by_text(weights: Tensor, alone: Tensor, texts: int) -> tuple[Tensor | None,
 
     None where the texts of the batch are others than this one, and its copies, alone would be.
     """
-    matrix, alone = weights.shape[-2:], alone.reshape(1, -1, *alone.shape[-2:])
+    weights, alone = weights.cpu(), alone.cpu().reshape(1, -1, *alone.shape[-2:])  # some devices have no float64
+    matrix = weights.shape[-2:]
     if weights.numel() == alone.numel():  # content plays no part, so texts have no axis
         return alone.expand(1 + texts, -1, -1, -1), False
     if alone.shape[-2:] != matrix or weights.numel() != texts * alone.numel():
@@ -417,8 +418,8 @@ def _moved(weights: Tensor, change: Change) -> tuple[str, float, tuple[int, ...]
     weights = weights[: len(change.tokens) + 2]
     logs = weights.double().where(weights > NO_WEIGHT, torch.nan).log()
     changes = logs[2:] - logs[1]  # (token, head, n, m), NaN where keys are hidden
-    place = change.places[1].to(weights.device).view(-1, 1, 1, 1)
-    row, column = (torch.arange(size, device=weights.device) for size in weights.shape[-2:])
+    place = torch.tensor(change.tokens, device="cpu").view(-1, 1, 1, 1)
+    row, column = (torch.arange(size, device="cpu") for size in weights.shape[-2:])
     of_row, of_column = place == row[:, None], (place == column) & (place != row[:, None])
     others = changes.where(~of_row & ~of_column, torch.nan)
     by_key = changes.where(of_column, torch.nan) - others.nanmedian(-1, keepdim=True).values

@@ -130,6 +130,8 @@ class Encoded(TorchFunctionMode):
     def _rotated(self, query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Tensor]:
         """Return queries (batch, heads, q, d) and keys, rotated unless these were when they entered the cache."""
         self.encoded.append((query.shape[-2], key.shape[-2]))
+        if key.shape[1] % self.encoding.heads:
+            raise ValueError(f"encoding has {self.encoding.heads} heads, but attention has keys of {key.shape[1]}")
         if self._keys_are_rotated:
             return self._rotate(query, self.past), key
         if query.shape[-2] != key.shape[-2]:  # the position ids of earlier keys are not known

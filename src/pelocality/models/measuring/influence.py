@@ -276,9 +276,7 @@ def _layers_and_run(
         model.run(inputs)
     n = None if ids is None else ids.shape[1]
     by_token = [(block, read) for block, read in ran if n in (None, read.shape[axes.get(block, -2)])]
-    if ran and not by_token:
-        warnings.warn(f"the layers of {model} have no axis of {n} tokens, so its output is one layer", stacklevel=2)
-    ran = by_token
+    dropped, ran = bool(ran) and not by_token, by_token
     lists = [id(blocks[block][0]) for block, _ in ran]  # the layers are the list that runs most, or last of several
     ran = [each for each, one in zip(ran, lists, strict=True) if one == max(reversed(lists), key=lists.count)]
     outputs = tuple(block for block, _ in ran) or (model.module,)
@@ -291,6 +289,8 @@ def _layers_and_run(
     of_layers = tuple(axes.get(each, -2) for each in outputs)
     if not placed or returned.shape[of_layers[-1]] != n:
         raise ValueError(f"its hidden states are {tuple(states.shape)}, then {tuple(returned.shape)}, not (1, {n}, d)")
+    if dropped:
+        warnings.warn(f"the layers of {model} have no axis of {n} tokens, so its output is one layer", stacklevel=2)
     states = states.clone(memory_format=torch.contiguous_format)
 
     def run(others: Tensor) -> tuple[Tensor, ...]:
