@@ -128,7 +128,7 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     if _combines(model, inputs, alone):
         raise model.unprobed("a module computes several attentions at a time, and combines them")
     tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
-    sizes = {n, n + 1, *(size for each in model.module.parameters() for size in each.shape)}
+    sizes = {n, n + 1, *_sizes_inside(alone), *(size for each in model.module.parameters() for size in each.shape)}
     texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes)
     change = Change(tokens, n, texts)
     unknown = fixed + [Axes(UNKNOWN, owner=each.owner) for each in alone]
@@ -272,7 +272,7 @@ def _of_one_text(model: SequenceModel, inputs: Any) -> tuple[_Attentions, _Atten
     """
     lengths = clear_lengths(model)
     if model.content is None:
-        length, other_length = lengths[0], _SHORT
+        length, other_length = _clear_length(model, lengths), _SHORT
         text, other = (text_of(model, n) for n in (length, _SHORT))
     else:
         shapes, other = {size for each in tensors_of(inputs) for size in each.shape}, inputs
@@ -295,6 +295,23 @@ def _of_one_text(model: SequenceModel, inputs: Any) -> tuple[_Attentions, _Atten
     grown = {each.weights.shape[-1] + length - other_length for each in others}
     by_tokens = [each for each in attentions if each.weights.shape[-1] in grown]
     return by_tokens, [each for each in attentions if each.weights.shape[-1] not in grown], text, length
+
+
+def _clear_length(model: SequenceModel, lengths: Sequence[int]) -> int:
+    """Return the first of some lengths that is neither the number of heads nor the size of one, seen at another."""
+    try:
+        attentions = _attentions(model, text_of(model, _SHORT))
+    except ValueError:  # the model reads no text of that length
+        return lengths[0]
+    inside = {*_sizes_inside(attentions), _SHORT}
+    return next((n for n in lengths if not {n, n + 1} & inside), lengths[0])
+
+
+def _sizes_inside(attentions: Sequence[Attention]) -> set[int]:
+    """Return the sizes of all axes of weights and values but those of queries and keys."""
+    shapes = [each.weights.shape[:-2] for each in attentions]
+    shapes += [(*each.values.shape[:-2], each.values.shape[-1]) for each in attentions if each.values is not None]
+    return {size for shape in shapes for size in shape}
 
 
 def _changed_texts(inputs: Any, change: Change, length: int) -> Any:
@@ -365,6 +382,9 @@ def _axes(one: Attention, many: Attention, change: Change) -> Axes:
         most = weights[..., :n].amax((0, 1))  # of all texts and heads
         causal = n > 1 and float(most.triu(1).max()) < NO_WEIGHT < float(most.diagonal(-1).min())
         name, leak, still = _moved(weights, change)
+        values = _moved_values(one, many, change, column, heads_first)
+        if values == _ORDER or (name == _MIXTURES and values == TOKENS and _is_largest_in_own_row(weights, change)):
+            name = values
         candidates.append(Axes(name, leak, column, heads_first, causal, still=still))
     return min(candidates, key=lambda axes: (axes.name != TOKENS, axes.leak))
 
@@ -375,7 +395,7 @@ def _of_still(axes: Axes, one: Attention, many: Attention, texts: int) -> Axes:
         return axes
     weights, _ = _by_text(_tokens_first(many, 0), _tokens_first(one, 0), texts)
     moved = 1.0 if weights is None else float((weights[2:] - weights[1])[list(axes.still)].abs().max())
-    if moved > max(_ROUNDING, 4 * torch.finfo(one.weights.dtype).eps):
+    if moved > max(_ROUNDING, 32 * torch.finfo(one.weights.dtype).eps):
         return axes._replace(name=_ORDER)
     return axes._replace(name=(UNKNOWN if moved else TOKENS) if axes.name == _STILL else axes.name)
 
@@ -434,6 +454,30 @@ def _moved(weights: Tensor, change: Change) -> tuple[str, float, tuple[int, ...]
     still = tuple((rows.maximum(keys) <= least).nonzero().flatten().tolist())
     leak = elsewhere / max(of_keys if of_keys > least else of_rows, least)  # keys may be others, as in cross-attention
     return TOKENS if leak <= _LEAK else _MIXTURES, leak, still
+
+
+def _moved_values(one: Attention, many: Attention, change: Change, column: int, heads_first: bool) -> str:
+    """Return whether the value of each changed token moves, and no other: "tokens", in another order, or unknown."""
+    if one.values is None or many.values is None or many.values.numel() != change.texts * one.values.numel():
+        return UNKNOWN
+    matrix = one.values.shape[-2:]
+    shape = (-1, change.texts, *matrix) if heads_first else (change.texts, -1, *matrix)
+    values = many.values.cpu().double().reshape(shape)
+    values = values.transpose(0, 1) if heads_first else values
+    texts, tokens = change.places
+    moved = (values[texts] - values[:1]).abs().amax((1, 3)).roll(-column, -1)  # (token, key)
+    own = moved[range(len(tokens)), tokens]
+    moved[range(len(tokens)), tokens] = 0
+    others = moved.amax(1)
+    if bool((others <= _LEAK * own).all()):
+        return TOKENS if bool((own > 0).any()) else UNKNOWN
+    return _ORDER if bool((own <= _LEAK * others).any()) else UNKNOWN
+
+
+def _is_largest_in_own_row(weights: Tensor, change: Change) -> bool:
+    """Return whether most changed tokens move the weights of their own query most, though maybe others too."""
+    moved = (weights[2 : len(change.tokens) + 2] - weights[1]).abs().amax((1, 3))  # (token, query)
+    return 2 * int((moved.argmax(1) == torch.tensor(change.tokens, device="cpu")).sum()) > len(moved)
 
 
 def _spread(changes: Tensor) -> Tensor:

@@ -194,6 +194,13 @@ class Encoded(TorchFunctionMode):
         bias = bias_of(slots, visible[..., order], None if added is None else added[..., order])[..., back]
         return bias[(None,) * (4 - bias.ndim)]
 
+    def _without_future(self, visible: Tensor) -> Tensor:
+        """Return visible keys (..., query, key) without later ones, where these have no weight by a weak float mask."""
+        queries, slots = visible.shape[-2:]
+        if self.attached.record is not None or not self.attached.place.causal or queries != slots:
+            return visible
+        return visible & torch.ones(queries, slots, dtype=torch.bool, device=visible.device).tril()
+
     # ---- torch's kernel
 
     def _change_kernel(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -220,7 +227,7 @@ class Encoded(TorchFunctionMode):
             mask = mask.reshape(-1, self.heads, queries, slots) if self._by_head(mask, given) else mask
             mask = mask[(None,) * (4 - mask.ndim)]
         added = None if mask is None or mask.dtype == torch.bool else mask
-        visible = mask if added is None else added > HIDDEN
+        visible = mask if added is None else self._without_future(added > HIDDEN)
         if self.rotates:
             query, key = self._rotated(query, key, self._keys_before(queries, slots, visible))
             return (), call | {"query": query.reshape(given.shape), "key": key.reshape(call["key"].shape)}
@@ -268,7 +275,7 @@ class Encoded(TorchFunctionMode):
             return (), call
         self._refuse_content("nn.MultiheadAttention, which projects inside torch")
         n, heads, batch = len(query), call["num_heads"], query.shape[1] if query.ndim == 3 else 1
-        visible = module_visible(call)
+        visible = self._without_future(module_visible(call))
         if padding is not None and padding.dtype == torch.bool:
             call["key_padding_mask"] = torch.zeros_like(padding, dtype=query.dtype).masked_fill(padding, -torch.inf)
         if self.attached.note is not None:
@@ -323,7 +330,7 @@ class Encoded(TorchFunctionMode):
             self._step = "values"
             return as_they_are
         largest = own.detach().amax(-1, keepdim=True)
-        visible = own > largest + HIDDEN
+        visible = self._without_future(own > largest + HIDDEN)
         if noted:
             self.attached.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
         bias = self._bias(queries, slots, logits.dtype, visible)
