@@ -89,12 +89,13 @@ class Patches:
 
 def patches_of(module: Any) -> Patches | None:
     """Return how a module reads images, by its configuration; None if it is no transformers model of images alone."""
-    images = isinstance(module, PreTrainedModel) and module.main_input_name == "pixel_values"
-    if not images or any(map(reads_tokens, module.modules())) or getattr(module.config, "patch_size", None) is None:
+    config = module.config if isinstance(module, PreTrainedModel) and module.main_input_name == "pixel_values" else None
+    size = getattr(config, "patch_size", None) or ()
+    if np.size(size) not in (1, 2) or any(map(reads_tokens, module.modules())):
         return None
-    height, width = size = np.broadcast_to(module.config.patch_size, 2).tolist()
-    rows, columns = (np.broadcast_to(getattr(module.config, "image_size", None) or size, 2) // size).tolist()
-    return Patches((height, width), None if rows == columns else rows, None, getattr(module.config, "num_channels", 3))
+    height, width = size = np.broadcast_to(size, 2).tolist()
+    rows, columns = (np.broadcast_to(getattr(config, "image_size", None) or size, 2) // size).tolist()
+    return Patches((height, width), None if rows == columns else rows, None, getattr(config, "num_channels", 3))
 
 
 def identical_patches(

@@ -41,8 +41,7 @@ def constant_content(
     model: SequenceModel, length: int, words: int | Sequence[str | int], seed: int, surrounded: bool
 ) -> Probe:
     """Return samples of a model's own content."""
-    first = count("seed", seed, 0)
-    count("length", length)
+    first, length = count("seed", seed, 0), count("length", length)
     if not isinstance(words, int | np.integer) or surrounded:
         raise ValueError(f"words must be a number, without special_tokens and prefix: {model} reads no token ids")
     names = tuple(f"sample {first + i}" for i in range(count("words", words)))
