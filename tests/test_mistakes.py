@@ -92,7 +92,7 @@ MISTAKES = [
     ("an own module", lambda w: pl.positional_attention(OwnModel(), length=8), TypeError, "SequenceModel("),
     ("no vocabulary", lambda w: pl.SequenceModel(OwnModel()), TypeError, "vocabulary_size"),
     ("no attention weights", lambda w: pl.positional_attention(w.mamba, length=8), ValueError, "attention"),
-    ("pixels in place of ids", lambda w: pl.positional_attention(w.vit, length=4), ValueError, "inputs="),
+    ("images one by one", lambda w: pl.text_average(w.vit, torch.randn(2, 3, 8, 8)), ValueError, "batches of images"),
     ("a missing result", lambda w: pl.PositionalAttention.load("nothing.safetensors"), FileNotFoundError, "nothing"),
     ("tokenizer before texts", lambda w: pl.text_average(w.base, w.tokenizer, TEXTS), TypeError, "texts"),
     ("one text", lambda w: pl.text_average(w.base, TEXTS[0], tokenizer=w.tokenizer), TypeError, "list"),

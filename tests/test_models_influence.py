@@ -323,11 +323,14 @@ def test_vectors_and_images_are_read_by_the_first_block():
     assert encoder(torch.zeros(1, N, D)).requires_grad  # as before
     config = small(hf.ViTConfig, image_size=16, patch_size=4)
     vit = SequenceModel(hf.ViTModel(config).eval(), inputs=identical_patches(4))
+    on_line = SequenceModel(vit.module, inputs=lambda sample, n: identical_patches(4)(sample, 16))
     images = torch.randn(3, 3, 16, 16)
-    result = influence(vit, [images], without_first=1)
-    assert result.attention.shape == (2, 1, 16, 16)
-    with pytest.raises(ValueError, match="17 positions for an input of 16"):
-        influence(vit, length=16, words=1)
+    for whole, part in [
+        (influence(on_line, [images[:1]], directions=D), influence(vit, [images[:1]], directions=D)),
+        (influence(on_line, length=17, words=1, directions=D), influence(vit, length=16, words=1, directions=D)),
+    ]:
+        patches = whole.attention[..., 1:, 1:]  # without [CLS]
+        torch.testing.assert_close(part.attention, patches / patches.sum(-1, keepdim=True))
 
 
 class Own(nn.Module):

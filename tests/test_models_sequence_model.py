@@ -448,11 +448,12 @@ def test_inputs_that_do_not_fit_are_refused_with_the_reason():
     own = SequenceModel(Own(), vocabulary_size=VOCABULARY)
     for model, arguments, reason in [
         (images, {"length": 15}, "square"),
+        (SequenceModel(images.module, inputs=identical_patches(4, rows=3)), {}, "rows=3"),
         (images, {"length": 9}, r"Input image size \(12\*12\)"),  # as the model says
         (images, {"words": ["cat"]}, "words must be a number"),
         (images, {"prefix": True}, "prefix"),
         (own, {"words": [50]}, "words .* 50"),
-        (images.module, {}, r"pass SequenceModel\(model, inputs="),
+        (wav2vec2(), {}, r"pass SequenceModel\(model, inputs="),
     ]:
         with pytest.raises(ValueError, match=reason):
             positional_attention(model, **{"length": N, "words": 2} | arguments)
@@ -579,8 +580,10 @@ def test_the_patches_of_images_are_measured_on_their_grid(tmp_path):
 def test_images_are_averaged_on_their_grid():
     known, grid = SequenceModel(vit(), inputs=identical_patches(4)), Positions.grid(4, 4)
     batches = [{"pixel_values": torch.randn(2, 3, 16, 16)} for _ in range(2)]
-    result = text_average(known, batches, without_first=1)
-    assert result.source.special_tokens
+    result = text_average(known, batches, length=17, without_first=1)  # [CLS] is left out in any case
+    assert torch.equal(result.attention, text_average(known, batches).attention)
+    assert not result.source.special_tokens
+    assert not any("left out" in note for note in result.notes)
     assert result.positions.dimensions == 2
     torch.testing.assert_close(metrics.symmetry(result), metrics.symmetry(result.attention, positions=grid))
     with attention_of(known.module, batches[0]) as maps, attention_of(known.module, batches[1]) as others:
@@ -594,8 +597,120 @@ def test_images_are_averaged_on_their_grid():
     assert depth.positions.dimensions == 2
     seen = influence(known, batches, without_first=1)
     torch.testing.assert_close(seen.metric_of_mean.locality, metrics.locality(seen.attention, positions=grid))
-    with pytest.raises(ValueError, match="length must be a square"):
-        text_average(known, batches)
+
+
+# a model of images, their height and width, their grid, and how many tokens it puts before them
+OBLONG = {
+    "vit": (lambda: hf.ViTModel(hf.ViTConfig(**SIZES, image_size=(8, 32), patch_size=4)), (8, 32), (2, 8), 1),
+    "other patches": (
+        lambda: hf.ViTModel(hf.ViTConfig(**SIZES, image_size=(8, 32), patch_size=(2, 8))), (8, 32), (4, 4), 1
+    ),
+    "as wide as there are tokens": (
+        lambda: hf.DeiTModel(hf.DeiTConfig(**SIZES, image_size=(12, 8), patch_size=4)), (12, 8), (3, 2), 2
+    ),
+    "with a rest": (WITHOUT_TOKENS["dinov2 with registers"][0], (11, 35), (2, 8), 5),
+    "dinov3": (WITHOUT_TOKENS["dinov3"][0], (32, 8), (8, 2), 3),
+    "without [CLS]": (
+        lambda: hf.IJepaModel(hf.IJepaConfig(**SIZES, image_size=(8, 16), patch_size=4)), (8, 16), (2, 4), 0
+    ),
+    "tokens behind": (
+        lambda: hf.YolosModel(hf.YolosConfig(**SIZES, image_size=[8, 32], patch_size=4, num_detection_tokens=3)),
+        (8, 32), (2, 8), 1
+    ),
+}  # fmt: skip
+
+
+def symmetry_of_patches(attention, rows, columns):
+    """The published symmetry of a matrix over opposite patches of a grid, patch by patch."""
+    place = [(i // columns, i % columns) for i in range(rows * columns)]
+    number = {each: i for i, each in enumerate(place)}
+    total = count = 0
+    for i, (y, x) in enumerate(place):
+        opposite = [number.get((2 * y - v, 2 * x - u)) for v, u in place]
+        pairs = [(j, k) for j, k in enumerate(opposite) if k is not None and j < k]
+        gaps = [abs(float(attention[i, j] - attention[i, k])) for j, k in pairs]
+        width = max(gaps, default=0) - min(gaps, default=0)
+        total += (sum(gaps) - len(gaps) * min(gaps)) / width if width > 1e-9 else 0
+        count += len(gaps)
+    return 1 - total / count
+
+
+@pytest.mark.parametrize("name", OBLONG)
+def test_images_are_measured_on_the_grid_of_their_pixels(name):
+    make, size, grid, added = OBLONG[name]
+    model, n = seeded(make).eval(), grid[0] * grid[1]
+    batches = [{"pixel_values": torch.randn(images, 3, *size)} for images in (3, 2)]
+    result = text_average(model, batches)
+    maps = []
+    for batch in batches:
+        with attention_of(model, batch) as each:
+            maps.append(each[..., added : added + n, added : added + n])
+    expected = torch.cat(maps) / torch.cat(maps).sum(-1, keepdim=True)
+    torch.testing.assert_close(result.attention.float(), expected.mean(0), rtol=0, atol=1e-5)
+    assert torch.equal(result.positions.keys, Positions.grid(*grid).keys)
+    own = [[symmetry_of_patches(head, *grid) for head in layer] for layer in expected.mean(0).double()]
+    torch.testing.assert_close(metrics.symmetry(result), torch.tensor(own, dtype=torch.float64), rtol=0, atol=1e-4)
+    assert torch.equal(influence(model, batches[:1], directions=1).positions.keys, result.positions.keys)
+
+
+def test_identical_patches_fill_images_that_are_not_square():
+    model, grid = seeded(OBLONG["vit"][0]).eval(), Positions.grid(2, 8)
+    inputs = [identical_patches(4, rows=2), identical_patches(4, columns=8), identical_patches(4, rows=2, columns=8)]
+    results = [positional_attention(SequenceModel(model, inputs=each), length=16, words=2) for each in inputs]
+    results.append(positional_attention(model, length=16, words=2))  # the grid of its configuration
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        images = torch.cat([inputs[0](sample, 16)["pixel_values"] for sample in (0, 1)])
+        assert images.shape == (2, 3, 8, 32)
+        assert torch.equal(images[..., :4, :4], images[..., 4:, 28:])
+        expected = torch.stack(model(images, output_attentions=True).attentions, 1)[..., 1:, 1:]
+    expected = (expected / expected.sum(-1, keepdim=True)).mean(0)
+    for result in results:
+        torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+        assert torch.equal(result.positions.keys, grid.keys)
+    assert identical_patches((2, 8))(0, 9)["pixel_values"].shape == (1, 3, 6, 24)
+    for wrong, error in (({"rows": 0}, ValueError), ({"columns": 2.0}, TypeError)):
+        with pytest.raises(error, match=next(iter(wrong))):
+            identical_patches(4, **wrong)
+
+
+class Patched(nn.Module):
+    """Patches of images of any size behind a token of its own, in an order, after a convolution over neighbours."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.stem, self.patches = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, WIDTH, 4, 4)
+        self.order, self.first = order, nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.blocks = nn.ModuleList([Block(False, True)])
+
+    def forward(self, images):
+        states = self.order(self.patches(self.stem(images))).flatten(2).transpose(1, 2)
+        return self.blocks[0](torch.cat([self.first.expand(len(states), -1, -1), states], 1))
+
+
+def test_images_whose_grid_is_not_that_of_their_tokens_are_refused():
+    inputs, wide, narrow = identical_patches(4, argument=None), torch.randn(2, 3, 8, 32), torch.randn(2, 3, 16, 16)
+    torch.manual_seed(0)
+    known = SequenceModel(Patched(nn.Identity()), inputs=inputs)
+    assert text_average(known, [wide]).positions.keys.amax(0).tolist() == [1, 7]
+    by_column = SequenceModel(Patched(lambda states: states.mT), inputs=inputs)
+    for measure in text_average, influence:
+        with pytest.raises(ValueError, match="order"):
+            measure(by_column, [wide])
+        with pytest.raises(ValueError, match="one grid"):
+            measure(known, [wide, narrow])
+    with pytest.raises(ValueError, match="16 tokens, and 12"):
+        text_average(known, [wide], length=12)
+    for texts in wide, [wide.movedim(1, -1)]:  # images one by one; channels last
+        with pytest.raises(ValueError, match="texts must be batches of images"):
+            text_average(known, texts)
+    with pytest.raises(TypeError, match="texts"):
+        text_average(vit(), {"pixel_values": narrow})
+    packed = hf.PixtralVisionModel(hf.PixtralVisionConfig(**SIZES, image_size=32, patch_size=4)).eval()
+    batches = [{"pixel_values": narrow[:1]}, {"pixel_values": narrow}]  # the images of a batch are one row of patches
+    assert text_average(packed, batches[:1]).length == 16
+    with pytest.raises(ValueError, match="positions"):
+        text_average(packed, batches)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,10 @@ REFUSED = {
         ),
         r"no token embeddings; pass model\.decoder",
     ),
-    "vit": (lambda: hf.ViTModel(hf.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)), "input_ids"),
+    "audio-spectrogram-transformer": (
+        lambda: hf.ASTModel(hf.ASTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2)),
+        "input_ids",
+    ),
     "deberta": (lambda: hf.DebertaModel(small(hf.DebertaConfig, talking_head=True)), "mixes the logits"),
 }  # fmt: skip
 

@@ -8,14 +8,14 @@ from .auditing import (
     LayerAudit as LayerAudit,
     audit as audit,
 )
-from .function import AttentionFunction as AttentionFunction
-from .heads.classes import HeadClasses as HeadClasses, head_classes as head_classes
-from .inputs.constant import (
+from .constant_content import (
     identical_patches as identical_patches,
     periodic_series as periodic_series,
     steady_sound as steady_sound,
     steady_spectrum as steady_spectrum,
 )
+from .function import AttentionFunction as AttentionFunction
+from .heads.classes import HeadClasses as HeadClasses, head_classes as head_classes
 from .logits.bands import RotaryBands as RotaryBands, rotary_bands as rotary_bands
 from .logits.decomposition import Decomposition as Decomposition, decompose as decompose
 from .logits.position import PositionalLogits as PositionalLogits, positional_logits as positional_logits

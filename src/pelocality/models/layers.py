@@ -99,7 +99,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     Args:
         model: The model.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
-        length: The number of positions in a batch without token ids; None if that is not known.
+        length: The number of positions in a batch without token ids; None if that is not known, or images tell it.
 
     Raises:
         ValueError: No attention over all positions was seen, the layers differ in their number of heads, or the model
@@ -113,6 +113,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
         inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
         length = inputs["input_ids"].shape[1]
+    patches = math.prod(model.grid_of(inputs) or [0])
     axes = prove_tokens(model, first_text(inputs) if ids is None and length is None else inputs)
     owners = None if axes is None else frozenset(each.owner for each in axes)
     seen: list[Attention] = []
@@ -131,7 +132,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     if not seen and ids is not None and length == 1:
         model.watch(inputs, note, 1)
     sizes = sorted({each.weights.shape[-1] for each in seen})
-    if len(sizes) != 1 or sizes[0] < (length or 0):
+    if len(sizes) != 1 or sizes[0] < (length or patches):
         reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
         raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; windows, or too short inputs=?")
     if axes is not None and [each.owner for each in seen] != [each.owner for each in axes]:
@@ -145,7 +146,7 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     heads = sorted({sum(_heads(model, each.weights.shape, lead) for each in parts) for parts in by_layer})
     if len(heads) > 1:
         raise model.unprobed(f"its layers have different numbers of heads {heads}")
-    length = length or sizes[0]
+    length = length or patches or sizes[0]
     before = _added_before(model, inputs, weights, column, length) if model.adds_tokens else 0
     blocks = [{each.block for each in parts} for parts in by_layer]
     layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
@@ -252,13 +253,6 @@ def _by_text(attending: AttentionLayers, states: Tensor) -> Tensor:
     return states.reshape(-1, attending.heads, *shape)
 
 
-def _first_weights(model: SequenceModel, inputs: Any, column: int = 0) -> Tensor | None:
-    """Return the weights of the tokens in the first attention of a run, of which the first has this column, or None."""
-    first: list[Tensor] = []
-    model.watch(inputs, lambda attention: first.append(attention.tokens(column)[0]) if not first else None, None)
-    return first[0] if first else None
-
-
 def texts_of(inputs: Any) -> int:
     """Return the size of a batch: that of its first tensor or array, 1 without one."""
     parts = [inputs]
@@ -275,33 +269,38 @@ def _added_before(model: SequenceModel, inputs: Any, weights: Tensor, column: in
 
     Raises:
         ValueError: The first and the last token of the input are not ``length`` positions apart, or cannot be found
-            among more positions than these.
+            among more positions than these; or the first row of a grid of patches ends elsewhere.
     """
-    first, last = (_changed_position(model, with_another(inputs, index), weights, column) for index in (0, -1))
-    n = weights.shape[-1]
-    span = None if first is None or last is None else last - first
-    if n == length and (span is None or span >= 0):  # logits of no token, or of several at a time, say nothing
+    indices = model.content.corners(grid) if (grid := model.grid_of(inputs)) else {0: 0, length - 1: -1}
+    changed = getattr(model, "changed_token", functools.partial(_changed_position, model, weights, column))
+    places = {token: changed(inputs, with_another(inputs, index)) for token, index in indices.items()}
+    n, seen = weights.shape[-1], [place for place in places.values() if place is not None]
+    if n == length and not grid and seen == sorted(seen):
         return 0
-    if first is None or span != length - 1:
-        reason = f"it attends over {n} positions for an input of {length}, with its first token at {first}"
-        raise model.unprobed(f"{reason} and its last at {last}; does inputs= fit, or does it reverse its input?")
-    return first
+    before, unseen = (0, None) if n == length else (places[0], -1)  # logits of no token, or of several, say nothing
+    if before is None or any(place not in (before + token, unseen) for token, place in places.items()):
+        reason = f"it attends over {n} positions for an input of {length}, with tokens {list(places)} at"
+        raise model.unprobed(f"{reason} {list(places.values())}; does inputs= fit, or is its order another?")
+    return before
 
 
-def _changed_position(model: SequenceModel, inputs: Any, weights: Tensor, column: int) -> int | None:
+def _changed_position(model: SequenceModel, weights: Tensor, column: int, inputs: Any, other: Any) -> int | None:
     """Return the only position whose logits with the others differ from those of weights in the first attention.
 
     Args:
         model: The model.
-        inputs: The inputs of which one token is another one.
-        weights: The weights of the first attention without that change, (..., n, n).
+        weights: The weights of the first attention on the inputs, (..., n, n).
         column: The column of the first token.
+        inputs: The inputs.
+        other: The inputs of which one token is another one.
     """
-    other = _first_weights(model, inputs, column)
-    if other is None or other.shape != weights.shape:
+    first: list[Tensor] = []
+    model.watch(other, lambda attention: first.append(attention.tokens(column)[0]) if not first else None, None)
+    if not first or first[0].shape != weights.shape:
         return None
-    changes = (other.double().log() - weights.double().log()).flatten(0, -3)  # NaN where keys are hidden
-    changed = (changes - changes.nanmedian(-1, keepdim=True).values).nan_to_num(0, 0, 0).abs().amax(0)
+    # NaN where keys are hidden, or weights underflow
+    changes = (first[0].double().log() - weights.double().log()).flatten(0, -3).nan_to_num(*3 * [torch.nan])
+    changed = (changes - changes.nanmedian(-1, keepdim=True).values).nan_to_num(0).abs().amax(0)
     size = float(changed.max())
     place = int((changed.sum(0) + changed.sum(1)).argmax())
     others = torch.arange(len(changed), device=changed.device) != place
@@ -329,9 +328,8 @@ def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, .
 
 def _heads(model: SequenceModel, shape: torch.Size, heads_first: bool) -> int:
     """Return the number of heads of weights (..., n, n) of one text."""
-    if model.content is not None and len(shape) == 4:  # such as (channel, head, n, n)
-        return shape[0 if heads_first else 1]
-    return math.prod(shape[:-2])
+    several = model.content is not None and len(shape) == 4  # such as (channel, head, n, n)
+    return shape[0 if heads_first else 1] if several else math.prod(shape[:-2])
 
 
 def _check_rows(

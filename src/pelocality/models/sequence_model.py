@@ -18,14 +18,12 @@ from pelocality.models._calls import argument_names
 from pelocality.models._inference import inference
 from pelocality.models._restore import placed, restoring
 from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
+from pelocality.models.constant_content import Content, Patches, patches_of
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
 from pelocality.models.observer import Observer
 from pelocality.positions import Positions
 
 logger = logging.getLogger(__name__)
-
-Content = Callable[[int, int], Any]
-"""From the number of a sample and a number of positions to the inputs of a model, with the same content everywhere."""
 
 _OBSERVED = ("eager", "sdpa", None)
 
@@ -38,7 +36,7 @@ class SequenceModel:
         |-- with_head              the transformers model in it, with its head
         |-- module                 the bare module that runs, on device, in dtype
         |-- family                 what is known of the weights of its family
-        |-- what it reads          vocabulary and padding, or content (a function); positions_of(length), longest
+        |-- what it reads          vocabulary and padding, or content; positions_of(length), grid_of(images), longest
         |-- what is attached       encodings, encoding (as text), positions_disabled
         |-- what results call it   name, label
         `-- how it runs
@@ -57,14 +55,14 @@ class SequenceModel:
         inputs: For a model that reads something else than token ids: a function from the number of a sample and a
             number of positions to the inputs of one call (a tensor, a tuple or a dict), which hold the same content at
             every position. Ready functions: ``identical_patches``, ``steady_sound``, ``steady_spectrum`` and
-            ``periodic_series``.
+            ``periodic_series``. None: identical patches of a transformers model of images, token ids of any other.
         vocabulary_size: For a module that is no transformers model: it reads token ids, from 0 to this number - 1, as
             its first argument.
         name: What results call the model; by default its hub name, or its class.
         positions: Where the tokens that are measured lie, if not one after the other on a line: `Positions` of as many
             tokens, coordinates, or a function from their number to positions. None: those that ``inputs`` comes with
-            (``identical_patches`` has a grid), or else a line. Results carry them, so that metrics and plots measure
-            distance by them.
+            (``identical_patches`` has the grid of each batch, by its pixels), or else a line. Results carry them, so
+            that metrics and plots measure distance by them.
 
     Attributes:
         given: The model that was given.
@@ -76,7 +74,7 @@ class SequenceModel:
     Raises:
         TypeError: Something that is not a module, or a module that neither is nor holds one transformers model, without
             ``inputs`` and ``vocabulary_size``.
-        ValueError: A transformers model that reads no token ids, without ``inputs``.
+        ValueError: A transformers model that reads neither token ids nor images in patches, without ``inputs``.
 
     Examples:
         >>> class Own(nn.Module):
@@ -106,16 +104,18 @@ class SequenceModel:
         makes_content = getattr(inputs, "__annotations__", {}).get("return") is Content
         if inputs is not None and (makes_content or not callable(inputs)):
             raise TypeError(f"inputs must be a function such as identical_patches(size) returns, got {inputs!r}")
-        self.given, self.content, self._name = model, inputs, name
-        placed = getattr(inputs, "positions", None) if positions is None else positions
+        content: Any = patches_of(_bare(model)) if inputs is None and vocabulary_size is None else inputs
+        self.given, self.content, self._name = model, content, name
+        self._on_grid = positions is None and isinstance(content, Patches)
+        placed = getattr(content, "positions", None) if positions is None else positions
         self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
+        self._made: dict[tuple[Any, ...], Positions] = {}  # by number and grid, as pairs take a while to find
         self.axes: list[Any] | None = None
         """What each of its attentions is of, once that is proved."""
-        self._positions_of: dict[int, Positions] = {}  # by their number, as pairs take a while to find
         if isinstance(self._positions, Positions) and self._positions.keys is None:
             raise ValueError("positions of distances have no opposite keys, which results compare; give coordinates")
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
-        own = isinstance(model, nn.Module) and (inputs is not None or vocabulary_size is not None)
+        own = isinstance(model, nn.Module) and (content is not None or vocabulary_size is not None)
         inside = _transformers_models(model)
         self.module: Any = _bare(model) if own else _transformer(model, inside)
         self.family: Any = family_of(self.module)
@@ -224,8 +224,16 @@ class SequenceModel:
         """The largest number of positions, special tokens included; None without a limit."""
         return longest_input(self.family, self.module) if self.config is not None else None
 
-    def positions_of(self, length: int) -> Positions | None:
-        """Return where the tokens that are measured lie, by their number; None for a line.
+    def grid_of(self, inputs: Any) -> tuple[int, int] | None:
+        """Return the rows and columns of patches of a batch; None of a model that is not measured on such a grid.
+
+        Raises:
+            ValueError: It is, and the batch holds no images.
+        """
+        return self.content.grid_of(inputs) if self._on_grid else None
+
+    def positions_of(self, length: int, grid: tuple[int, int] | None = None) -> Positions | None:
+        """Return where the tokens that are measured lie, by their number and the `grid_of` images; None for a line.
 
         Raises:
             ValueError: Positions of another number of tokens.
@@ -234,11 +242,10 @@ class SequenceModel:
         if positions is None:
             return None
         if callable(positions):
-            if length not in self._positions_of:
-                self._positions_of[length] = Positions.of(positions(length))
-            positions = self._positions_of[length]
+            tokens = (length, grid) if self._on_grid else (length,)
+            positions = self._made.get(tokens) or self._made.setdefault(tokens, Positions.of(positions(*tokens)))
         if positions.shape != (length, length):
-            raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured")
+            raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured; see length=")
         return None if positions.placed.is_line else positions.placed
 
     def reads(self, argument: str, *, with_head: bool = False) -> bool:

@@ -168,8 +168,10 @@ def text_of(model: SequenceModel, length: int) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor([model.some_ids(length)], device=model.device)}
 
 
-def with_another(inputs: Any, index: int | slice) -> Any:
+def with_another(inputs: Any, index: int | slice | tuple[slice, slice]) -> Any:
     """Return inputs with another first (0) or last (-1) token id, or number, in each text; all of them for a slice.
+
+    Two slices are pixels of images.
 
     Of several tensors the token ids change, or else the largest tensor: not a mask, nor the time step of a diffusion.
     """
@@ -180,7 +182,7 @@ def with_another(inputs: Any, index: int | slice) -> Any:
         return inputs
     name = "input_ids" if "input_ids" in parts else max(sizes, key=lambda each: sizes[each])
     changed = parts[name].clone(memory_format=torch.contiguous_format)
-    numbers = changed.view(len(changed), -1)[:, index]
+    numbers = changed[..., *index] if isinstance(index, tuple) else changed.view(len(changed), -1)[:, index]
     if not changed.is_floating_point():
         numbers += torch.where(numbers > 0, -1, 1)
     elif isinstance(index, int):
@@ -275,7 +277,8 @@ def _of_one_text(model: SequenceModel, inputs: Any) -> tuple[_Attentions, _Atten
         length, other_length = _clear_length(model, lengths), _SHORT
         text, other = (text_of(model, n) for n in (length, _SHORT))
     else:
-        shapes, other = {size for each in tensors_of(inputs) for size in each.shape}, inputs
+        # images have no axis of tokens
+        shapes, other = {size for each in tensors_of(inputs) if each.ndim < 4 for size in each.shape}, inputs
         squares = [each.weights.shape[-1] for each in _attentions(model, inputs)]
         other_length = max((n for n in squares if n in shapes), default=0)
         length = next((n for n in lengths if n < other_length), 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pelocality._checks import count, flag
+from pelocality._checks import check_several, count, flag
 from pelocality.models._inference import depend_on_length
 from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
 from pelocality.models.inputs.words import special_ids
@@ -31,7 +31,8 @@ class TextBatches:
         checksums: One number per batch, which tells whether two processes are given the same.
 
     Raises:
-        TypeError: As for `token_batches`, batches that are not mappings of token ids, or options of the wrong type.
+        TypeError: As for `token_batches`, one text or batch instead of several, batches that are not mappings of token
+            ids, or options of the wrong type.
         ValueError: As for `token_batches`, options that are too small, text longer than the model's positions, special
             tokens that nothing identifies, or padding without a mask.
     """
@@ -50,10 +51,10 @@ class TextBatches:
         self.special_tokens = flag("special_tokens", special_tokens)
         self.without_first = count("without_first", without_first, least=0)
         count("batch_size", batch_size)
+        check_several("texts", texts)
         self.batches = texts if model.content is not None else token_batches(texts, model, tokenizer, batch_size)
         self.by_length = depend_on_length(model.module)
-        self.repeated, self.checksums = 0, list[int]()
-        self._seen: set[bytes] = set()
+        self.repeated, self.checksums, self._seen = 0, list[int](), set[bytes]()
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor | None]]:
         """Yield the inputs of each call and which of their tokens to include, (batch, n).

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pelocality._checks import check_several, check_tokenizer
+from pelocality._checks import check_tokenizer
 from pelocality.models.inputs.words import special_ids
 from pelocality.models.sequence_model import SequenceModel
 
@@ -93,10 +93,9 @@ def token_batches(texts: Iterable[Any], model: SequenceModel, tokenizer: Any, ba
         batch_size: Strings of a batch.
 
     Raises:
-        TypeError: One text or batch instead of several, or strings without a tokenizer.
+        TypeError: Strings without a tokenizer.
         ValueError: A string that has no tokens.
     """
-    check_several("texts", texts)
     for strings, items in groupby(texts, lambda item: isinstance(item, str)):
         batches = partial(_tokenised, model=model, tokenizer=tokenizer, batch_size=batch_size) if strings else iter
         yield from batches(items)

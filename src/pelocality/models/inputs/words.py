@@ -41,13 +41,11 @@ def constant_content(
     model: SequenceModel, length: int, words: int | Sequence[str | int], seed: int, surrounded: bool
 ) -> Probe:
     """Return samples of a model's own content."""
-    first, content = count("seed", seed, 0), model.content
-    assert content is not None
-    count("length", length)
+    first, length = count("seed", seed, 0), count("length", length)
     if not isinstance(words, int | np.integer) or surrounded:
         raise ValueError(f"words must be a number, without special_tokens and prefix: {model} reads no token ids")
     names = tuple(f"sample {first + i}" for i in range(count("words", words)))
-    return Probe(lambda start, size: content(first + start, length), names)
+    return Probe(lambda start, size: model.content(first + start, length), names)
 
 
 def repeated_words(

@@ -107,8 +107,7 @@ def positional_attention(
     model = SequenceModel.of(model)
     flag("special_tokens", special_tokens)
     flag("matrices", matrices)
-    if batch_size is not None:
-        count("batch_size", batch_size)
+    count("batch_size", 1 if batch_size is None else batch_size)
     if model.content is not None:
         probe = constant_content(model, length, words, seed, special_tokens or prefix is not False)
     else:
@@ -133,9 +132,8 @@ def positional_attention(
             sums.check_line(length)
         for start in tqdm(starts, desc="identical words", unit="batch", delay=3, disable=not progress):
             inputs = probe.inputs(start, size)
-            included = torch.zeros(
-                texts_of(inputs) if model.content is None else 1, positions.stop, dtype=torch.bool, device="cpu"
-            )
+            rows = texts_of(inputs) if model.content is None else 1
+            included = torch.zeros(rows, positions.stop, dtype=torch.bool, device="cpu")
             included[:, positions] = True
             sums.add(start, inputs, included)
         equal_states = model.equal_states(probe.inputs(0, 1), positions)

@@ -57,8 +57,6 @@ class Influence(SequenceModel):
         ValueError: As for `SequenceModel`, or directions or a seed that are too small.
     """
 
-    adds_tokens = False
-    """The number of positions is checked."""
     declares_attention = True
 
     def __init__(self, model: nn.Module | SequenceModel, directions: int = 2, seed: int = 0) -> None:
@@ -74,6 +72,14 @@ class Influence(SequenceModel):
         """Return None: no attention is needed."""
         return None
 
+    def changed_token(self, inputs: Any, other: Any) -> int | None:
+        """Return the only position whose hidden states before the first layer differ between two inputs, or None."""
+        with self.explaining(inputs), inference(self.module), self.observable():
+            texts = [next(_texts(self.moved(each))) for each in (inputs, other)]
+            before = [_layers_and_run(self, each, self._axes or {})[1] for each in texts]
+        moved = torch.sub(*before).abs().amax(-1).flatten()
+        return int(moved.argmax()) if int((moved > _FAR * moved.max()).sum()) == 1 else None
+
     def watch(self, inputs: Any, use: Callable[[Attention], None], length: int | None, **options: Any) -> Any:
         """Pass the influence in each layer to a callback, as the attention of one head.
 
@@ -83,7 +89,7 @@ class Influence(SequenceModel):
         with self.explaining(inputs), inference(self.module), self.observable(), _differentiable(self.module):
             # what is read from a device is read before it has work to do
             texts = [(text, self._seed_of(text)) for text in _texts(self.moved(inputs))]
-            by_text = [self._layers(*text, length) for text in texts]
+            by_text = [self._layers(*text) for text in texts]
             if bool((torch.cat([total.sum(-1) for layers in by_text for _, total in layers]) == 0).any()):
                 what = "some of its hidden states depend on no input embedding"
                 raise ValueError(f"{what}: a part of it has no derivative")
@@ -101,13 +107,11 @@ class Influence(SequenceModel):
         content = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
         return zlib.crc32(b"".join(bytes_of(content)), self.seed)
 
-    def _layers(self, inputs: Any, seed: int, length: int | None) -> list[tuple[Block | None, Tensor]]:
+    def _layers(self, inputs: Any, seed: int) -> list[tuple[Block | None, Tensor]]:
         """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of."""
         if self._axes is None:
             self._axes = {} if self.content else _axes_of_tokens(self, inputs)
         blocks, states, n, axes, run = _layers_and_run(self, inputs, self._axes)
-        if length not in (None, n) and self.content is not None:
-            raise ValueError(f"its hidden states have {n} positions for an input of {length}; give texts")
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")

@@ -112,6 +112,7 @@ class RowSums:
                 sees none of those that count.
         """
         self.texts, self.parts, self.placed = None if included is None else Texts(included, self.fewest), {}, {}
+        self.grid = self.model.grid_of(inputs)
         observe_layers(self.model, self.attending, self.layers, inputs, self._add, rows=not self.matrices)
         if self.texts is None or not self.parts:
             return
@@ -146,7 +147,7 @@ class RowSums:
         own, uniform, seen = self._measure(
             place, weights[..., texts.whole, :], visible[:, texts.whole], texts.whole.start
         )
-        positions = self.model.positions_of(own.shape[-1])
+        positions = self.model.positions_of(own.shape[-1], self.grid)
         if positions is not None and len(texts.chosen):
             kept, chosen = texts.included[texts.chosen, texts.whole], texts.chosen.to(own.device)
             observed = Observed(own[chosen], seen[chosen], weights.dtype, positions)

@@ -23,7 +23,7 @@ class TextSums(RowSums):
         attending: Its layers.
         layers: The numbers of those that are added.
         length: The number of first positions that are added.
-        without_first: Of a model without token ids, how many of its tokens are left out.
+        without_first: Of a model without token ids, how many of its tokens are left out, those of its own included.
     """
 
     matrices = True
@@ -32,7 +32,7 @@ class TextSums(RowSums):
         self, model: SequenceModel, attending: AttentionLayers, layers: tuple[int, ...], length: int, without_first: int
     ) -> None:
         super().__init__(model, attending, layers)
-        self.most, self.before = length, attending.before + without_first
+        self.most, self.first = length, max(attending.before, without_first)
         # (layer, head, n, n) or (layer, 1, n, n)
         total = torch.zeros(len(layers), attending.heads, 0, 0, dtype=torch.float64, device="cpu")
         self.sums = {"total": total, "squares": total, "rounding": total[:, :1], "uniform": total[:, :1]}
@@ -55,9 +55,10 @@ class TextSums(RowSums):
         if weights.numel() > _MOST:
             weights, visible = weights.cpu(), visible.cpu()
         if self.texts is None:
-            own = visible.diagonal(dim1=-2, dim2=-1).cpu()
-            counting = own & (torch.arange(own.shape[1], device="cpu") >= self.before)
-            self.texts = Texts(counting[:, : self.before + self.most], self.fewest)
+            # behind its input a model may have more tokens of its own
+            stop = min(self.first + self.most, visible.shape[-1] - self.attending.added + self.attending.before)
+            own = visible.diagonal(dim1=-2, dim2=-1)[:, :stop].cpu()
+            self.texts = Texts(own & (torch.arange(own.shape[1], device="cpu") >= self.first), self.fewest)
         part = self.texts.whole
         if part.start == part.stop:
             return

@@ -115,15 +115,18 @@ def text_average(
             ``attention_mask`` where there is padding, on either side, and ``special_tokens_mask``. Rows of a Dataset,
             with no batch axis, work too. Other entries are given to the model if it reads them (``token_type_ids``,
             ``position_ids``, XLM's ``langs``), and not used otherwise (labels). Texts are read once, one batch at a
-            time, and may be a generator.
+            time, and may be a generator. Of a model of images, sound or series: batches that it reads. Images lie on
+            the grid of their patches, which is read from their pixels, and proved: another patch moves another token.
         tokenizer: Reads strings, special tokens included, and identifies special tokens; not needed for batches with a
             ``special_tokens_mask``.
         length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
             attention in both directions look more local; the model still reads the whole text. Special tokens that are
-            left out count, so that n is 31 if ``length=32`` begins with [CLS]; the ``notes`` say so.
+            left out count, so that n is 31 if ``length=32`` begins with [CLS]; the ``notes`` say so. Images are
+            measured whole: it must be at least the number of their patches.
         special_tokens: Include special tokens like any other token.
         without_first: Leave out this many of the included tokens of each text, from its first on: 1 for an attention
-            sink, which would count as position.
+            sink, which would count as position. Of images, [CLS], registers and other tokens of the model's own are
+            left out in any case, and are among these.
         layers: Layers to return, by their index in the model; by default all that have attention.
         batch_size: Strings per forward pass, padded to the longest of them; 1 for models that mix neighbours and so see
             the padding (ConvBERT). Batches are run as they are; but where rotations depend on the longest text of a
@@ -143,8 +146,9 @@ def text_average(
             without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
             start again within a row (packed texts), an entry that the model reads and that is not an integer per
             token, unknown layers, special tokens between the words of a text, texts that are all shorter than three
-            tokens, or a position between others at which no text has a token to measure; with ``matrices=False`` a
-            model without token ids, or positions that are no line.
+            tokens, or a position between others at which no text has a token to measure; images of several grids, or
+            of more patches than ``length``, or whose patches are not read row by row; with ``matrices=False`` a model
+            without token ids, or positions that are no line.
         RuntimeError: Another process failed.
 
     Examples:
@@ -168,10 +172,13 @@ def text_average(
             if sums is None:
                 attending = attention_layers(model, inputs)
                 requested = attending.requested(layers)
+                grid = model.grid_of(inputs)
                 sums = TextSums(model, attending, requested, length, without_first)
                 if not matrices:
                     sums = RowSums(model, attending, requested)
                     sums.check_line(length)
+            if (other := model.grid_of(inputs)) != grid:
+                raise ValueError(f"texts must hold images of one grid of patches, got {grid} and then {other}")
             if number % processes == rank:
                 sums.add(number, inputs, None if included is None else included[:, :length])
         must_agree += batches.checksums
@@ -197,9 +204,11 @@ def text_average(
     total = (sums.sums["total"] + sums.sums["uniform"])[..., part, part]
     mean = (total / counts[part, None].to(total.device)).cpu()
     visible = (sums.sums["counts"][:, 0, part, part] > 0).cpu()
-    special_tokens = special_tokens or model.content is not None  # all tokens of images, sound and series count
-    numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": first if last + 1 == length else 0}
+    # all tokens of images, sound and series count, but not those that are known to be of the model's own
+    special_tokens = special_tokens or (model.content is not None and not attending.added)
+    cut = 0 if model.content is not None or last + 1 < length else first
+    numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": cut}
     source = provenance(model, attending, causal=sums.causal, special_tokens=special_tokens, **numbers)
-    seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first)
+    seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first, grid)
     base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
     return TextAverage(*base, share=share, counts=counts[part])

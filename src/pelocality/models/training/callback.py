@@ -14,12 +14,13 @@ from pelocality import metrics
 from pelocality._checks import check_choice, count
 from pelocality.encodings import Encoding
 from pelocality.metrics.published import measurement
+from pelocality.models.constant_content import Content
 from pelocality.models.families import family_of
 from pelocality.models.inputs.words import check_words
 from pelocality.models.logits.position import positional_logits
 from pelocality.models.measuring.identical_words import positional_attention
 from pelocality.models.measuring.samples import CAUSAL, PUBLISHED
-from pelocality.models.sequence_model import Content, SequenceModel
+from pelocality.models.sequence_model import SequenceModel
 from pelocality.positions import Positions
 
 Source = Literal["attention", "logits", "encodings"]
