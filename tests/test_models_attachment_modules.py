@@ -186,7 +186,7 @@ def test_a_module_with_a_key_before_its_tokens_gets_no_bias(options):
     x = pytest.importorskip("x_transformers")
     decoder = x.Decoder(dim=WIDTH, depth=2, heads=HEADS, attn_dim_head=8, **options)
     model = seeded(lambda: x.TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=decoder)).eval()
-    with pytest.raises(ValueError, match=r"cannot be attached .*(its first key does not belong|not enter its softmax|outputs differ)"):
+    with pytest.raises(ValueError, match=r"cannot be attached .*(its first key|enter its softmax|outputs differ)"):
         attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep")
 
 

@@ -70,11 +70,14 @@ class Change(NamedTuple):
         tokens: The token that is changed in text 1, 2 and so on; in text 0 and in those behind none is.
         length: The number n of tokens.
         texts: The number of texts.
+        before: How many tokens the model puts before those of its input; None if all of these change at once, because
+            it is not known which is which.
     """
 
     tokens: Sequence[int]
     length: int
     texts: int
+    before: int | None
 
     @property
     def places(self) -> tuple[list[int], list[int]]:
@@ -130,31 +133,46 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
     sizes = {n, n + 1, *_sizes_inside(alone), *(size for each in model.module.parameters() for size in each.shape)}
     texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes)
-    change = Change(tokens, n, texts)
-    unknown = fixed + [Axes(UNKNOWN, owner=each.owner) for each in alone]
+    unknown = [Axes(UNKNOWN)] * len(alone)
     widths = {each.numel() for each in model.module.parameters() if each.ndim == 1}
-    put_back = partial(_put_back, change)
-    batch = _changed_texts(inputs, change, length)
-    if batch is None or any(each.weights.shape[-1] != n for each in alone) or (n != length and {n, n + 1} & widths):
-        return unknown
-    try:
-        together = _attentions(model, batch, n or texts, output=put_back, calls=put_back)
-    except ValueError:  # the model reads no batch of several
-        return unknown
-    if not alone or len(together) != len(alone):
-        return fixed + [Axes(_TEXTS, owner=each.owner) for each in alone or together]
-    axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
-    # Some tokens have no effect where others have all weight; half of them have none where they come in another order.
-    at_most = itertools.chain([0], itertools.repeat(n // 2)) if n == length else itertools.repeat(n - 1)
-    axes = [
-        each if len(each.still) > most else each._replace(still=()) for each, most in zip(axes, at_most, strict=False)
-    ]
-    if any(each.still for each in axes):  # does the token that was put back move anything?
-        free = _attentions(model, batch, n)
-        axes = [_of_still(*each, texts) for each in zip(axes, alone, free, strict=True)]
-    if model.content is None and n != length:  # it adds tokens, so that one token was changed by module calls alone
-        axes = [each._replace(name=UNKNOWN) if each.name == _MIXTURES else each for each in axes]
+    if any(each.weights.shape[-1] != n for each in alone) or (not length and {n, n + 1} & widths):
+        axes = unknown
+    else:
+        # tokens of the model's own come before the input, or behind it; None: which token is which is not known
+        befores = range(n - length, -1, -1) if length and n >= length else [None]
+        changes = (Change(tokens if each is None else range(each, each + length), n, texts, each) for each in befores)
+        tried = [_judged(model, inputs, alone, change) or unknown for change in changes]
+        axes = min(tried, key=lambda every: sum(each.name != TOKENS for each in every))
+    if not alone and axes:
+        return fixed + axes
     return fixed + [each._replace(owner=one.owner) for each, one in zip(axes, alone, strict=True)]
+
+
+def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: Change) -> list[Axes] | None:
+    """Return what the axes of attentions are by a change of the tokens of a text; None if the model reads no copies."""
+    batch = _changed_texts(inputs, change)
+    if batch is None:
+        return None
+    put_back = partial(_put_back, change)
+    try:
+        together = _attentions(model, batch, change.length or change.texts, output=put_back, calls=put_back)
+    except ValueError:  # the model reads no batch of several
+        return None
+    if not alone or len(together) != len(alone):
+        return [Axes(_TEXTS, owner=each.owner) for each in alone or together]
+    axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
+    if change.before is None:  # some tokens may be the model's own, which do not change
+        half = len(change.tokens) // 2
+        axes = [each if len(each.still) > half else each._replace(still=()) for each in axes]
+    if any(each.still for each in axes):  # does the token that was put back move anything?
+        free = _attentions(model, batch, change.length)
+        axes = [_of_still(*each, change.texts) for each in zip(axes, alone, free, strict=True)]
+    proved = [one.owner for each, one in zip(axes, alone, strict=True) if each.name == TOKENS]
+    # What a module computes between two attentions of its own is not put back.
+    return [
+        each._replace(name=UNKNOWN) if each.name == _MIXTURES and one.owner in proved else each
+        for each, one in zip(axes, alone, strict=True)
+    ]
 
 
 def clear_lengths(model: SequenceModel) -> list[int]:
@@ -273,26 +291,23 @@ def _of_one_text(model: SequenceModel, inputs: Any) -> tuple[_Attentions, _Atten
         inputs: A batch of one text.
     """
     lengths = clear_lengths(model)
-    if model.content is None:
-        length, other_length = _clear_length(model, lengths), _SHORT
-        text, other = (text_of(model, n) for n in (length, _SHORT))
-    else:
-        # images have no axis of tokens
-        shapes, other = {size for each in tensors_of(inputs) if each.ndim < 4 for size in each.shape}, inputs
-        squares = [each.weights.shape[-1] for each in _attentions(model, inputs)]
-        other_length = max((n for n in squares if n in shapes), default=0)
-        length = next((n for n in lengths if n < other_length), 0)
-        if not length:
-            return _attentions(model, inputs), [], inputs, 0
-        size = other_length
-        text = map_tensors(
-            inputs, lambda each: each.narrow(each.shape.index(size), 0, length) if size in each.shape else each
-        )
     try:
+        if model.content is None:
+            other_length = _SHORT
+            others = _attentions(model, text_of(model, other_length))
+            inside = {*_sizes_inside(others), other_length}
+            length = next((n for n in lengths if not {n, n + 1} & inside), lengths[0])
+            text: Any = text_of(model, length)
+        else:
+            # images have no axis of tokens
+            shapes = {size for each in tensors_of(inputs) if each.ndim < 4 for size in each.shape}
+            others = _attentions(model, inputs)
+            other_length = max((n for each in others if (n := each.weights.shape[-1]) in shapes), default=0)
+            length = next((n for n in lengths if n < other_length), 0)
+            if not length:
+                return others, [], inputs, 0
+            text = map_tensors(inputs, partial(_narrowed, other_length, length))
         attentions = _attentions(model, text)
-        if model.content is None and {each.weights.shape[-1] for each in attentions} <= {length}:
-            return attentions, [], text, length
-        others = _attentions(model, other)
     except ValueError:  # the model reads no text of that length
         return _attentions(model, inputs), [], inputs, 0 if model.content else inputs["input_ids"].shape[1]
     grown = {each.weights.shape[-1] + length - other_length for each in others}
@@ -300,33 +315,24 @@ def _of_one_text(model: SequenceModel, inputs: Any) -> tuple[_Attentions, _Atten
     return by_tokens, [each for each in attentions if each.weights.shape[-1] not in grown], text, length
 
 
-def _clear_length(model: SequenceModel, lengths: Sequence[int]) -> int:
-    """Return the first of some lengths that is neither the number of heads nor the size of one, seen at another."""
-    try:
-        attentions = _attentions(model, text_of(model, _SHORT))
-    except ValueError:  # the model reads no text of that length
-        return lengths[0]
-    inside = {*_sizes_inside(attentions), _SHORT}
-    return next((n for n in lengths if not {n, n + 1} & inside), lengths[0])
+def _narrowed(old: int, new: int, states: Tensor) -> Tensor:
+    """Return states with another size of the axis of the old size, if there is one."""
+    return states.narrow(states.shape.index(old), 0, new) if old in states.shape else states
 
 
 def _sizes_inside(attentions: Sequence[Attention]) -> set[int]:
     """Return the sizes of all axes of weights and values but those of queries and keys."""
-    shapes = [each.weights.shape[:-2] for each in attentions]
+    shapes: list[Any] = [each.weights.shape[:-2] for each in attentions]
     shapes += [(*each.values.shape[:-2], each.values.shape[-1]) for each in attentions if each.values is not None]
     return {size for shape in shapes for size in shape}
 
 
-def _changed_texts(inputs: Any, change: Change, length: int) -> Any:
+def _changed_texts(inputs: Any, change: Change) -> Any:
     """Return copies of one text: each but the first has one of its tokens changed, or all if they cannot be told.
 
     None where the inputs have no axis of one text.
-
-    Args:
-        inputs: The text, of which the length is the size of the axis of tokens, if that is known.
-        change: The tokens that are changed.
-        length: 0 if the axis is not known, or has not one token for each key.
     """
+    length = len(change.tokens)
     pairs = zip(tensors_of(inputs), tensors_of(with_another(inputs, slice(None))), strict=True)
     old, new = next((pair for pair in pairs if not torch.equal(*pair)), (None, None))
     if any(each.ndim and 1 not in each.shape[:2] for each in tensors_of(inputs)):
@@ -338,9 +344,10 @@ def _changed_texts(inputs: Any, change: Change, length: int) -> Any:
         other: Any = new if _equal(old, states) else states  # query, key and value may be one tensor
         axis = states.shape[:2].index(1)
         many, changed = (each.repeat_interleave(change.texts, axis).transpose(0, axis) for each in (states, other))
-        if length == change.length and length in many.shape[1:]:
+        if change.before is not None and length in many.shape[1:]:
             axes = many.shape.index(length, 1), 1
-            many.movedim(*axes)[change.places] = changed.movedim(*axes)[change.places]
+            places = change.places[0], [*range(length)]
+            many.movedim(*axes)[places] = changed.movedim(*axes)[places]
         else:
             many[1:] = changed[1:]
         return many.transpose(0, axis)
@@ -353,10 +360,12 @@ def _combines(model: SequenceModel, inputs: Any, alone: list[Attention]) -> bool
 
     Their values are the same, or depend on the attention before; unlike those of two layers, their weights do not.
     """
+    n = max((each.weights.shape[-1] for each in alone), default=0)
+    if any(each.values is not None and each.values.shape[-1] == n for each in alone):  # the values are weights
+        return True
     several = [each for each in alone if each.weights.shape[:-2].numel() > 1]  # heads may run one by one
     if max(Counter((each.owner, each.call) for each in several).values(), default=0) < 2:
         return False
-    n = alone[0].weights.shape[-1]
     changed = _attentions(model, inputs, n, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each))
     pairs = [
         (one, other, new)
@@ -385,8 +394,11 @@ def _axes(one: Attention, many: Attention, change: Change) -> Axes:
         most = weights[..., :n].amax((0, 1))  # of all texts and heads
         causal = n > 1 and float(most.triu(1).max()) < NO_WEIGHT < float(most.diagonal(-1).min())
         name, leak, still = _moved(weights, change)
-        values = _moved_values(one, many, change, column, heads_first)
-        if values == _ORDER or (name == _MIXTURES and values == TOKENS and _is_largest_in_own_row(weights, change)):
+        values, still_values = _moved_values(one, many, change, column, heads_first)
+        if values != UNKNOWN:  # where others have all weight, a token may move no weight, but does move its value
+            still = still_values
+        content = name == _MIXTURES and _is_largest_in_own_row(weights, change)  # as of tokens between query and key
+        if values == _ORDER or (values == TOKENS and (name == _STILL or content)):
             name = values
         candidates.append(Axes(name, leak, column, heads_first, causal, still=still))
     return min(candidates, key=lambda axes: (axes.name != TOKENS, axes.leak))
@@ -400,7 +412,7 @@ def _of_still(axes: Axes, one: Attention, many: Attention, texts: int) -> Axes:
     moved = 1.0 if weights is None else float((weights[2:] - weights[1])[list(axes.still)].abs().max())
     if moved > max(_ROUNDING, 32 * torch.finfo(one.weights.dtype).eps):
         return axes._replace(name=_ORDER)
-    return axes._replace(name=(UNKNOWN if moved else TOKENS) if axes.name == _STILL else axes.name)
+    return axes._replace(name=UNKNOWN) if axes.name == _STILL else axes
 
 
 def _tokens_first(attention: Attention, column: int) -> Tensor:
@@ -447,22 +459,32 @@ def _moved(weights: Tensor, change: Change) -> tuple[str, float, tuple[int, ...]
     others = changes.where(~of_row & ~of_column, torch.nan)
     by_key = changes.where(of_column, torch.nan) - others.nanmedian(-1, keepdim=True).values
     moved = (weights[2:] - weights[1]).abs()  # these alone move in a one-hot row
-    rows = _spread(changes.where(of_row, torch.nan)).maximum(moved.where(of_row, 0).amax((1, 2, 3)))
-    keys = by_key.abs().nan_to_num().amax((1, 2, 3)).maximum(moved.where(of_column, 0).amax((1, 2, 3)))
+    rows = _spread(changes.where(of_row, torch.nan)).maximum(moved.where(of_row, 0).amax((2, 3)))  # (token, head)
+    keys = by_key.abs().nan_to_num().amax((2, 3)).maximum(moved.where(of_column, 0).amax((2, 3)))
     noise = float((logs[0] - logs[1]).abs().nan_to_num().max())
     least = max(16 * torch.finfo(weights.dtype).eps, 4 * noise)
-    elsewhere, of_rows, of_keys = float(_spread(others).max()), float(rows.max()), float(keys.max())
-    if max(of_rows, of_keys, elsewhere) <= least or float(moved.max()) <= 16 * torch.finfo(weights.dtype).eps:
+    elsewhere = _spread(others)
+    if (
+        max(float(each.max()) for each in (rows, keys, elsewhere)) <= least
+        or float(moved.max()) <= 16 * torch.finfo(weights.dtype).eps
+    ):
         return _STILL, 0.0, tuple(range(len(moved)))
-    still = tuple((rows.maximum(keys) <= least).nonzero().flatten().tolist())
-    leak = elsewhere / max(of_keys if of_keys > least else of_rows, least)  # keys may be others, as in cross-attention
+    still = tuple((rows.maximum(keys).amax(1) <= least).nonzero().flatten().tolist())
+    elsewhere, rows, keys = (each.amax(0) for each in (elsewhere, rows, keys))  # of each head
+    own = keys.where(keys > least, rows).clamp(min=least)  # keys may be others, as in cross-attention
+    leak = float((elsewhere / own).max())
     return TOKENS if leak <= _LEAK else _MIXTURES, leak, still
 
 
-def _moved_values(one: Attention, many: Attention, change: Change, column: int, heads_first: bool) -> str:
-    """Return whether the value of each changed token moves, and no other: "tokens", in another order, or unknown."""
+def _moved_values(
+    one: Attention, many: Attention, change: Change, column: int, heads_first: bool
+) -> tuple[str, tuple[int, ...]]:
+    """Return what the values are, "tokens", these in another order or unknown, and which changes move none of them.
+
+    Only the value of the changed token moves if they are tokens.
+    """
     if one.values is None or many.values is None or many.values.numel() != change.texts * one.values.numel():
-        return UNKNOWN
+        return UNKNOWN, ()
     matrix = one.values.shape[-2:]
     shape = (-1, change.texts, *matrix) if heads_first else (change.texts, -1, *matrix)
     values = many.values.cpu().double().reshape(shape)
@@ -472,9 +494,13 @@ def _moved_values(one: Attention, many: Attention, change: Change, column: int, 
     own = moved[range(len(tokens)), tokens]
     moved[range(len(tokens)), tokens] = 0
     others = moved.amax(1)
-    if bool((others <= _LEAK * own).all()):
-        return TOKENS if bool((own > 0).any()) else UNKNOWN
-    return _ORDER if bool((own <= _LEAK * others).any()) else UNKNOWN
+    still = own.maximum(others) <= _ROUNDING * own.max()
+    name = UNKNOWN
+    if bool((others <= _LEAK * own).logical_or(still).all()):
+        name = UNKNOWN if bool(still.all()) else TOKENS
+    elif bool((own <= _LEAK * others).any()):
+        name = _ORDER
+    return name, tuple(still.nonzero().flatten().tolist())
 
 
 def _is_largest_in_own_row(weights: Tensor, change: Change) -> bool:
@@ -484,6 +510,6 @@ def _is_largest_in_own_row(weights: Tensor, change: Change) -> bool:
 
 
 def _spread(changes: Tensor) -> Tensor:
-    """Return for each token the largest difference of changes (token, head, n, m) in a row, NaN apart."""
+    """Return the largest difference in a row of changes (token, head, n, m), (token, head), NaN apart."""
     spread = changes.nan_to_num(-torch.inf).amax(-1) - changes.nan_to_num(torch.inf).amin(-1)
-    return spread.clamp(min=0).amax((1, 2))
+    return spread.clamp(min=0).amax(2)

@@ -194,9 +194,9 @@ def text_average(
         numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
         return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
     share = sums.share()
-    starts, stops = (torch.tensor(each, device="cpu")[:, None] for each in zip(*sums.spans, strict=True))
-    position = torch.arange(int(stops.max()), device="cpu")
-    counts = ((starts <= position) & (position < stops)).sum(0)
+    spans = torch.tensor(sums.spans, device="cpu")[:, :, None]  # (text, begin and end, 1)
+    position = torch.arange(int(spans.max()), device="cpu")
+    counts = ((spans[:, 0] <= position) & (position < spans[:, 1])).sum(0)
     first, last = counts.nonzero().flatten()[[0, -1]].tolist()
     part = slice(first, last + 1)
     if not bool(counts[part].all()):
