@@ -20,17 +20,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pelocality._transforms import changed_without_vmap
 from pelocality.models._restore import hooked
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel, map_tensors
 
 TOKENS, UNKNOWN = "tokens", "unknown"
 _STILL, _TEXTS = "still", "the texts of a batch (batch_first=True?)"
+_TEXT_BY_TEXT = "one text of a batch after the other"
 _ORDER = "its tokens in another order than that of its input"
 _MIXTURES = "mixtures of tokens or these in another order, such as projected keys, channels or reversed keys"
 _FIXED = "something else than one key for each token, such as channels, latents or windows"
 _KEYS, _QUERIES = "keys that are no tokens, as in cross-attention", "queries that are no tokens, such as latents"
-_REFUSED = {_TEXTS, _ORDER}  # a model with such attention reads its input in another way
+_REFUSED = {_TEXTS, _TEXT_BY_TEXT, _ORDER}  # a model with such attention reads its input in another way
 
 _Attentions = list[Attention]
 _LENGTHS = (*range(12, 4, -1), *range(13, 40))
@@ -103,13 +105,19 @@ def prove_tokens(model: SequenceModel, inputs: Any = None) -> list[Axes] | None:
         return None
     if model.axes is None:
         model.axes = token_axes(model, inputs)
+        if model.config is None and model.content is None and any(each.name == _TEXT_BY_TEXT for each in model.axes):
+            model.text_by_text = True
+            try:
+                model.axes = token_axes(model, inputs)
+            except ValueError:  # torch.vmap has no rule for what it does
+                model.text_by_text = False
     proved = [axes for axes in model.axes if axes.name in (TOKENS, UNKNOWN)]
     others = [axes for axes in model.axes if axes not in proved]
     owners = {axes.owner for axes in proved}
     mixed = [each for each in others if each.name != _FIXED and each.owner in owners]  # with attention over tokens
     refused = mixed or [each for each in others if not proved or each.name in _REFUSED]
     if refused:
-        raise model.unprobed(f"it attends over {refused[0].name}; an AttentionFunction can return that over tokens")
+        raise model.unprobed(f"it attends over {refused[0].name}")
     return proved
 
 
@@ -143,7 +151,13 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     except ValueError:  # the model reads no batch of several
         return unknown
     if not alone or len(together) != len(alone):
-        return fixed + [Axes(_TEXTS, owner=each.owner) for each in alone or together]
+        name = _TEXT_BY_TEXT if alone and len(together) == texts * len(alone) else _TEXTS
+        return fixed + [Axes(name, owner=each.owner) for each in alone or together]
+    pairs = enumerate(zip(alone, together, strict=True))
+    constant = [at for at, (one, many) in pairs if one.weights.numel() == many.weights.numel()]
+    other = _attentions(model, with_another(inputs, slice(None)), n) if constant else []
+    if not all(_equal(alone[at].weights, other[at].weights) for at in constant):  # only one text of a batch is seen
+        return fixed + [Axes(_TEXT_BY_TEXT, owner=each.owner) for each in alone]
     axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
     # Some tokens have no effect where others have all weight; half of them have none where they come in another order.
     at_most = itertools.chain([0], itertools.repeat(n // 2)) if n == length else itertools.repeat(n - 1)
@@ -219,10 +233,11 @@ def _attentions(
 
     def use(attention: Attention) -> Callable[[Any], Any] | None:
         attentions.append(attention)
-        return output
+        return None if output is None else partial(changed_without_vmap, output)
 
     def change(module: Any, args: Any, kwargs: Any) -> Any:
-        return tuple(map(calls, args)), dict(zip(kwargs, map(calls, kwargs.values()), strict=True))  # type: ignore[arg-type]
+        every = partial(changed_without_vmap, calls)  # type: ignore[arg-type]
+        return tuple(map(every, args)), dict(zip(kwargs, map(every, kwargs.values()), strict=True))
 
     modules = [each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule)]
     with hooked(modules if calls else [], change):
@@ -329,7 +344,8 @@ def _combines(model: SequenceModel, inputs: Any, alone: list[Attention]) -> bool
     several = [each for each in alone if each.weights.shape[:-2].numel() > 1]  # heads may run one by one
     if max(Counter((each.owner, each.call) for each in several).values(), default=0) < 2:
         return False
-    n = alone[0].weights.shape[-1]
+    sizes = {each.weights.shape[-1] for each in alone}
+    n = sizes.pop() if len(sizes) == 1 else None  # stages have several
     changed = _attentions(model, inputs, n, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each))
     pairs = [
         (one, other, new)
