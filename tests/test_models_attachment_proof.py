@@ -11,10 +11,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from benchmarks.attaching import AddedToLogits, attaching, off_by
-from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding
+from pelocality.encodings import ALiBi, AttenuatedEncoding, NoEncoding, RotaryEncoding
 from pelocality.models import SequenceModel, attach, attached
 from pelocality.models.attaching.attention import Encoded
-from tests.families import assert_same_outputs, family_of, same, small, spread, state, tiny_any, tokens
+from tests.families import assert_same_outputs, family_of, same, small, spread, state, tiny, tiny_any, tokens
 from tests.test_models_attachment import hooks, random_table, set_implementation
 
 N = 11
@@ -170,6 +170,16 @@ def test_a_hook_that_changes_what_enters_attention_is_noticed():
     with pytest.raises(ValueError, match="depend on the order of tokens"):
         attach(model, ALiBi(2))
     attach(model, ALiBi(2), position_embeddings="keep").remove()
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("bert", ALiBi(2)), ("llama", RotaryEncoding(4))])
+def test_steps_of_rounding_are_no_effect_of_order(name, encoding):
+    """As in models whose activations are quantised."""
+    model = tiny(name).float()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda module, args, output: output + 1e-3 * ((output * 2**20).round() % 2))
+    attach(model, encoding).remove()
 
 
 REFUSED = {
