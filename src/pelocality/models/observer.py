@@ -191,29 +191,32 @@ class Observer(TorchFunctionMode):
             change = self._multiply(_factors([*args, *(each for name, each in kwargs.items() if name != "out")]))
         result = func(*args, **kwargs)
         if role == "kernel":
-            call = {name: without_vmap(each, result.ndim) for name, each in kernel_call(args, kwargs).items()}
+            call = kernel_call(args, kwargs)
+            if inside_transform():
+                call = {name: without_vmap(each, result.ndim) for name, each in call.items()}
             change = self.see_kernel(call, without_vmap(result))
         elif role == "module":
             self._see_module(func, module_call(args, kwargs))
-        elif role in ("softmax", "exponential"):
+        elif role != "product":
             states = args[0] if args else kwargs["input"]
             overwritten = kwargs.get("out") is not None or states is result
             states = result.log() if overwritten else -states if func is functional.softmin else states
             dim = -1 if role == "exponential" else args[1] if len(args) > 1 else kwargs.get("dim")
-            logits, weights = (_keys_last(each, dim) for each in (states, result))
-            if logits is not None and weights is not None and self._covers(*without_vmap(weights).shape):
-                self.see_softmax(without_vmap(logits), without_vmap(weights), role == "exponential")
+            logits, weights = (without_vmap(_keys_last(each, dim)) for each in (states, result))
+            if logits is not None and weights is not None and self._covers(*weights.shape):
+                self.see_softmax(logits, weights, role == "exponential")
         return result if change is None else change(result)
 
     def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Any = None, **how: Any) -> Any:
         """Pass an attention, with more attributes of it, to the callback, and return what this returns."""
-        weights = weights[(None,) * (3 - weights.ndim)]  # of one head of one text
-        n = weights.shape[-2]
-        if self._is_part(n, weights.shape[-1]):
+        weights = weights if weights.ndim > 2 else weights[None]  # of one head of one text
+        n, columns = weights.shape[-2:]
+        if self._is_part(n, columns):
             return self._join(weights, visible, values)
-        of_first = weights[..., :n], visible[..., :n]
-        shifted = (weights[..., 1:], visible[..., 1:]) if weights.shape[-1] > n else None
-        how |= {"whole": False} if inside_transform() else {}
+        of_first = (weights, visible) if n == columns else (weights[..., :n], visible[..., :n])
+        shifted = None if n == columns else (weights[..., 1:], visible[..., 1:])
+        if inside_transform():
+            how["whole"] = False
         attention = Attention(self.block, *of_first, sink, self._call, self._owner, values, shifted, **how)
         return called_outside(self.use, attention)
 
