@@ -1,6 +1,8 @@
 """Encodings in any module: beside the same bias added to the logits by hand."""
 
 import copy
+import pickle
+import types
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from benchmarks.attaching import AddedToLogits
 from pelocality.encodings import ALiBi, AttenuatedEncoding, CoPE, DistanceTable, NoEncoding, RotaryEncoding
 from pelocality.models import SequenceModel, attach, attached, load, positional_attention
+from pelocality.models.observer import SOFTMAXES
 from tests.families import assert_same_outputs, same_weights, tiny, tokens
 from tests.test_models_sequence_model import (
     HEADS,
@@ -145,6 +148,24 @@ def test_torchs_encoder_gets_the_bias_beside_its_fast_path(padded, training):
         assert_close(output_of(model, batch)[real], expected[real])
 
 
+@pytest.mark.parametrize(
+    "copied", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_nested_tensors_are_off_until_removal(copied):
+    model = seeded(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)).eval()
+    batch = {"src": torch.randn(2, N, 8), "src_key_padding_mask": PADDING}
+    before, bias = output_of(model, batch), table(2)
+    torch.backends.mha.set_fastpath_enabled(False)
+    expected = output_of(model, batch | {"mask": bias(N).detach().repeat(2, 1, 1)})
+    torch.backends.mha.set_fastpath_enabled(True)
+    attach(model, bias, example_inputs=batch["src"], position_embeddings="keep")
+    model = copied(model)
+    assert_close(output_of(model, batch)[~PADDING], expected[~PADDING])
+    attached(model).remove()
+    assert model.use_nested_tensor
+    assert torch.equal(output_of(model, batch), before)
+
+
 def test_one_attention_of_torch_gets_the_bias_and_cross_attention_does_not():
     class Both(nn.Module):
         def __init__(self):
@@ -181,13 +202,130 @@ def test_x_transformers_get_the_bias(name):
         assert_close(output_of(model, IDS), expected)
 
 
+class KeyBefore(AddedToLogits):
+    """Adds nothing to the first column."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in SOFTMAXES and args[0].shape[-2:] == (N, N + 1):
+            args = (args[0] + nn.functional.pad(self.bias, (1, 0)), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("options", KEYS_BEFORE.values(), ids=str)
-def test_a_module_with_a_key_before_its_tokens_gets_no_bias(options):
+def test_a_key_before_the_tokens_gets_no_bias_and_tokens_do(options):
     x = pytest.importorskip("x_transformers")
     decoder = x.Decoder(dim=WIDTH, depth=2, heads=HEADS, attn_dim_head=8, **options)
     model = seeded(lambda: x.TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=decoder)).eval()
-    with pytest.raises(ValueError, match=r"cannot be attached .*(its first key|enter its softmax|outputs differ)"):
-        attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep")
+    before = output_of(model, IDS)
+    with KeyBefore(table(HEADS)(N).detach()):
+        expected = output_of(model, IDS)
+    assert not torch.allclose(expected, before, atol=1e-2)
+    with attach(model, table(HEADS), example_inputs=IDS, position_embeddings="keep"):
+        assert_close(output_of(model, IDS), expected)
+    assert torch.equal(output_of(model, IDS), before)
+
+
+class Grouped(nn.Module):
+    """Two layers of four heads that share two keys: in five axes, or head by head."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.words, self.attend = nn.Embedding(VOCABULARY, 16), attend
+        self.blocks = nn.ModuleList([nn.Linear(16, 32) for _ in range(2)])
+        for block in self.blocks:
+            block.forward = types.MethodType(attending(attend), block)
+
+    def forward(self, ids):
+        states = self.words(ids)
+        for block in self.blocks:
+            states = states + block(states)
+        return states
+
+
+def attending(attend):
+    def forward(self, states):
+        query, key, value = nn.functional.linear(states, self.weight, self.bias).split((16, 8, 8), -1)
+        query = query.unflatten(-1, (2, 2, 4)).permute(0, 2, 3, 1, 4)  # (batch, group, head, n, d)
+        key, value = (each.unflatten(-1, (2, 1, 4)).permute(0, 2, 3, 1, 4) for each in (key, value))
+        attended = attend(query, key, value, torch.ones(states.shape[1], states.shape[1]).tril().bool())
+        return attended.flatten(1, 2).transpose(1, 2).flatten(2)
+
+    return forward
+
+
+def in_steps(query, key, value, visible):
+    return (query @ key.mT / 2).masked_fill(~visible, -torch.inf).softmax(-1) @ value
+
+
+def head_by_head(attend):
+    """Call a function of (batch, n, d) for each of the four heads."""
+    return lambda query, key, value, visible: torch.stack(
+        [
+            torch.stack([attend(query[:, g, h], key[:, g, 0], value[:, g, 0], visible) for h in range(2)], 1)
+            for g in range(2)
+        ],
+        1,
+    )
+
+
+def in_the_kernel(query, key, value, visible):
+    key, value = (each.expand(*query.shape[:-2], -1, -1) for each in (key, value))
+    return KERNEL(query, key, value, attn_mask=visible)
+
+
+GROUPED = {
+    "steps": in_steps,
+    "kernel": in_the_kernel,
+    "head by head": head_by_head(in_steps),
+    "head by head in the kernel": head_by_head(in_the_kernel),
+}
+
+
+@pytest.mark.parametrize("encoding", [table(4), RotaryEncoding(4, base=25.0)], ids=["bias", "rotation"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_heads_and_heads_one_by_one_get_their_own_bias(name, encoding):
+    def four_axes(query, key, value, visible):
+        key, value = (each.expand_as(query).flatten(1, 2) for each in (key, value))
+        return KERNEL(query.flatten(1, 2), key, value, attn_mask=visible).unflatten(1, (2, 2))
+
+    model, usual = (seeded(lambda attend=attend: Grouped(attend)).eval() for attend in (GROUPED[name], four_axes))
+    before = output_of(model, IDS)
+    attach(usual, encoding, example_inputs=IDS, position_embeddings="keep")
+    with attach(model, encoding, example_inputs=IDS, position_embeddings="keep"):
+        assert_close(output_of(model, IDS), output_of(usual, IDS))
+    assert torch.equal(output_of(model, IDS), before)
+
+
+def in_chunks(query, key, value, visible):
+    chunks = zip(query.split(4, -2), visible.split(4), strict=True)
+    return torch.cat([in_steps(part, key, value, mask) for part, mask in chunks], -2)
+
+
+def by_exponentials(query, key, value, visible):
+    weights = (query @ key.mT).masked_fill(~visible, -torch.inf).exp()
+    return weights / weights.sum(-1, keepdim=True) @ value
+
+
+def by_einsum(query, key, value, visible):
+    logits = torch.einsum("bghid,bgjd->bghij", query, key[:, :, 0])
+    return logits.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("prove", [True, False])
+@pytest.mark.parametrize(
+    ("attend", "encoding"),
+    [
+        (in_chunks, table(4)),
+        (by_exponentials, table(4)),
+        (torch.vmap(in_steps, in_dims=(0, 0, 0, None)), table(4)),
+        (by_einsum, RotaryEncoding(4)),
+    ],
+)
+def test_attention_that_is_measured_but_gets_no_encoding_is_refused_by_name(attend, encoding, prove):
+    model = seeded(lambda: Grouped(attend)).eval()
+    assert positional_attention(SequenceModel(model, vocabulary_size=VOCABULARY), length=N, words=2).heads == 4
+    with pytest.raises(ValueError, match=r"(Linear attends by exponentials|Linear computes attention by einsum)"):
+        attach(model, encoding, example_inputs=IDS, position_embeddings="keep", prove=prove)
 
 
 @pytest.mark.parametrize("name", WITHOUT_TOKENS)

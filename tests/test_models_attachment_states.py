@@ -217,6 +217,8 @@ def test_an_adapter_trains_saves_and_loads_an_encoding_in_modules_to_save(name, 
     again = make().float()
     attach(again, encoding)
     assert_same_outputs(peft.PeftModel.from_pretrained(again, tmp_path).eval()(ids)[0], model(ids)[0])
+    with pytest.warns(UserWarning, match="the adapter is for a model with an encoding"):
+        peft.PeftModel.from_pretrained(make().float(), tmp_path)
     other = make().float()
     attach(other, NoEncoding())
     with pytest.raises(RuntimeError, match="the weights were saved with"):

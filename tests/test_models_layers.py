@@ -1,6 +1,8 @@
 """Attention written by hand in many layouts, each measured and given a bias beside a witness in float64."""
 
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -233,6 +235,184 @@ def heads_mixed_after_the_softmax(query, key, value, visible):
 def test_a_product_that_does_not_sum_over_keys_is_not_attention(attend):
     with pytest.raises(ValueError, match="no attention over all its tokens was seen"):
         measured(attend, causal=False)
+
+
+# ---- softmax without a function of that name, in parts, and under torch.vmap
+
+
+def logits_of(query, key, visible):
+    return (split(query) @ split(key).mT * SCALE).masked_fill(~visible, -torch.inf)
+
+
+def exponentials_in_place(logits):
+    weights = logits.exp_()
+    weights /= weights.sum(-1, keepdim=True)
+    return weights
+
+
+def exponentials_masked_later(logits):
+    visible, logits = logits > -torch.inf, logits.nan_to_num(neginf=0)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp() * visible
+    return weights / weights.sum(-1, keepdim=True)
+
+
+SOFTMAXES = {
+    "exponentials by their sum": lambda logits: logits.exp() / logits.exp().sum(-1, keepdim=True),
+    "in place": exponentials_in_place,
+    "masked later": exponentials_masked_later,
+    "minus the logarithm of the sum": lambda logits: (logits - logits.logsumexp(-1, keepdim=True)).exp(),
+    "normalised": lambda logits: nn.functional.normalize(logits.exp(), p=1, dim=-1),
+    "log_softmax": lambda logits: logits.log_softmax(-1).exp(),
+    "special": lambda logits: torch.special.softmax(logits, -1),
+    "softmin": lambda logits: nn.functional.softmin(-logits, dim=-1),
+    "operator": lambda logits: torch.ops.aten.softmax(logits, -1),
+}
+
+
+def by(softmax):
+    return lambda query, key, value, visible: join(softmax(logits_of(query, key, visible)) @ split(value))
+
+
+def in_chunks(size):
+    def attend(query, key, value, visible):
+        parts = zip(logits_of(query, key, visible).split(size, 2), strict=True)
+        return join(torch.cat([logits.softmax(-1) @ split(value) for (logits,) in parts], 2))
+
+    return attend
+
+
+def in_chunks_of_the_kernel(query, key, value, visible):
+    kernel, (query, key, value) = nn.functional.scaled_dot_product_attention, map(split, (query, key, value))
+    chunks = zip(query.split(4, 2), visible.split(4), strict=True)
+    return join(torch.cat([kernel(part, key, value, attn_mask=mask) for part, mask in chunks], 2))
+
+
+def one_head_of_a_text(query, key, value, visible):
+    return weights_of(query, key, visible) @ value
+
+
+def each_text_and_head_by_vmap(query, key, value, visible):
+    attend = torch.vmap(torch.vmap(lambda *states: one_head_of_a_text(*states, visible)))
+    return join(attend(split(query), split(key), split(value)))
+
+
+def each_head_by_vmap_in_the_kernel(query, key, value, visible):
+    kernel = nn.functional.scaled_dot_product_attention
+    attend = torch.vmap(lambda *states: kernel(*states, attn_mask=visible), in_dims=1, out_dims=1)
+    return join(attend(split(query), split(key), split(value)))
+
+
+IN_PARTS = {
+    "chunks": in_chunks(4),
+    "halves": in_chunks(N // 2),
+    "one query": in_chunks(1),
+    "kernel": in_chunks_of_the_kernel,
+    "vmap": each_text_and_head_by_vmap,
+    "vmap of the kernel": each_head_by_vmap_in_the_kernel,
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", [*SOFTMAXES, *IN_PARTS])
+def test_any_way_to_compute_softmax_attention_is_measured(name, causal):
+    attend = IN_PARTS.get(name) or by(SOFTMAXES[name])
+    result, expected = measured(attend, causal)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+    assert result.source.causal is causal
+    own = SequenceModel(seeded(lambda: Written(attend, causal)).eval(), vocabulary_size=VOCABULARY)
+    text = text_average(own, [{"input_ids": IDS}], special_tokens=True)
+    torch.testing.assert_close(text.attention.double(), by_hand(own.module, IDS)[0].mean(1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [lambda logits: logits.exp() / (1 + logits.exp().sum(-1, keepdim=True)), torch.sigmoid, torch.exp],
+    ids=["one more", "sigmoid", "no sum"],
+)
+def test_what_is_no_softmax_is_refused_with_what_to_write(softmax):
+    with pytest.raises(
+        ValueError, match=r"AttentionFunction\(lambda ids: \[weights_of_layer, \.\.\.\], vocabulary_size"
+    ):
+        measured(by(softmax), causal=False)
+
+
+class OneByOne(Written):
+    """Computes attention (head, n, n) of one text after the other, or of the first one alone."""
+
+    def __init__(self, attend, texts=None):
+        super().__init__(attend)
+        self.texts = texts
+
+    def forward(self, ids):
+        return torch.stack([super(OneByOne, self).forward(text[None])[0] for text in ids[: self.texts]])
+
+
+@pytest.mark.parametrize("texts", [None, 1])
+def test_texts_that_a_module_computes_one_by_one_are_all_measured(texts):
+    def of_one_text(query, key, value, visible):
+        query, key, value = (split(each)[0] for each in (query, key, value))
+        return join((weights_of(query, key, visible) @ value)[None])
+
+    model = own(OneByOne(of_one_text, texts))
+    result = positional_attention(model, length=N, words=WORDS)
+    expected = by_hand(model.module, torch.tensor(WORDS)[:, None].expand(-1, N))[0].mean(1)
+    torch.testing.assert_close(result.attention.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_several_threads_measure_one_model_as_one_does():
+    model = own(Written(texts_and_heads_in_one_axis, True))
+    model.module.train()
+
+    def attention(seed):
+        return positional_attention(model, length=N, words=8, seed=seed, batch_size=2).attention
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(attention, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+    assert all(map(torch.equal, together, map(attention, range(4))))
+    assert model.module.training
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Stages(nn.Module):
+    """Patches of an image through two stages of global attention; the second one has a quarter of the tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.pool = nn.Conv2d(3, WIDTH, 4, 4), nn.Conv2d(WIDTH, 2 * WIDTH, 2, 2)
+        self.positions = nn.ParameterList([nn.Parameter(torch.zeros(n, size)) for n, size in ((64, 1), (16, 2))])
+        blocks = [[nn.Linear(size, 3 * size) for _ in range(2)] for size in (WIDTH, 2 * WIDTH)]
+        self.stages = nn.ModuleList([nn.ModuleList(each) for each in blocks])
+        self.weights = []
+
+    def forward(self, pixel_values):
+        grid, self.weights = self.patches(pixel_values), []
+        for number, stage in enumerate(self.stages):
+            grid = self.pool(grid) if number else grid
+            states = grid.flatten(2).mT + self.positions[number].repeat(1, WIDTH)
+            for project in stage:
+                query, key, value = (split(each) for each in project(states).chunk(3, -1))
+                self.weights.append((query @ key.mT * SCALE).softmax(-1))
+                states = states + join(self.weights[-1] @ value)
+            grid = states.mT.unflatten(-1, grid.shape[2:])
+        return states
+
+
+def test_stages_with_fewer_tokens_are_measured_by_their_layers():
+    model = seeded(Stages).eval()
+    for layers, length, size in (([0, 1], 64, 4), ([2, 3], 16, 8)):
+        content = identical_patches(size)
+        result = positional_attention(SequenceModel(model, inputs=content), length=length, words=1, layers=layers)
+        model(**content(0, length))
+        expected = torch.cat([model.weights[layer] for layer in layers])
+        torch.testing.assert_close(result.attention, expected, rtol=0, atol=1e-5)
+        assert result.positions.shape == (length, length)
+        with pytest.raises(ValueError, match=r"stages, of which layers= names one"):
+            positional_attention(SequenceModel(model, inputs=content), length=length, words=1)
 
 
 # ---- heads one by one

@@ -232,10 +232,14 @@ def test_layers_are_counted_where_blocks_are_shared(name):
     assert seen.known.depth == len(seen.maps)
 
 
-def test_layers_that_differ_in_heads_are_refused():
-    uneven = AttentionFunction(lambda ids: [torch.eye(N).expand(len(ids), heads, N, N) for heads in (2, 1)], 99)
-    with pytest.raises(ValueError, match=r"different numbers of heads \[1, 2\]"):
-        positional_attention(uneven, length=N, words=4)
+def test_layers_that_differ_in_heads_are_measured_by_name():
+    uneven = AttentionFunction(lambda ids: [torch.eye(N).expand(len(ids), heads, N, N) for heads in (2, 1, 2)], 99)
+    for some in (None, [1, 2]):
+        with pytest.raises(ValueError, match=r"different numbers of heads \{0: 2, 1: 1, 2: 2\}; .* in layers"):
+            positional_attention(uneven, length=N, words=4, layers=some)
+    for some, heads in (([0, -1], 2), ([1], 1)):
+        result = positional_attention(uneven, length=N, words=4, layers=some)
+        assert torch.equal(result.attention, torch.eye(N).expand(len(some), heads, N, N))
 
 
 def test_compiled_layers_are_observed_too():

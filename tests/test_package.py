@@ -32,7 +32,7 @@ ARROWS = {
     "probes": {"_checks", "corpora"},
     "statistics": {"_checks"},
     "models": {
-        *("_batches", "_checks", "_display", "_distributed", "_toeplitz"),
+        *("_batches", "_checks", "_display", "_distributed", "_toeplitz", "_transforms"),
         *("encodings", "metrics", "positions", "statistics"),
     },
     "evaluation": {"_batches", "_checks", "_display", "_distributed", "corpora", "models", "statistics"},

@@ -4,6 +4,7 @@ Rotations may have frequencies that depend on the longest input of a call (LongR
 NTK).
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from pelocality.encodings._frequencies import by_length, rope_types
 
+_LOCK = threading.RLock()  # modes of modules and switches of torch are those of all threads
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
 
 
@@ -20,10 +22,18 @@ def inference(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and on leaving put back both and its rotations.
 
     Rotations that depend on the longest input so far begin anew, so that the results do not depend on earlier calls.
+    Other threads wait until it is left.
 
     Args:
         model: Any module.
     """
+    with _LOCK, _evaluating(model), torch.no_grad():  # cached tensors of inference_mode could not be trained
+        yield
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and back on leaving."""
     modules = list(model.modules())
     training = [(module, module.training) for module in modules]
     changing = [each for each in modules if _CACHED in " ".join(vars(each)) or any(map(by_length, rope_types(each)))]
@@ -32,8 +42,7 @@ def inference(model: nn.Module) -> Iterator[None]:
         if any(flag for _, flag in training):
             model.eval()
         forget_longest_input(changing)
-        with torch.no_grad():  # tensors of inference_mode that a model caches could not be trained
-            yield
+        yield
     finally:
         for module, flag in training:
             if module.training != flag:  # setting an attribute of a module takes long

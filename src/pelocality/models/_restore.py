@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -115,7 +116,7 @@ def hooked(
     *,
     last: bool = False,
 ) -> Iterator[None]:
-    """Register hooks on each of these modules, and remove them on leaving.
+    """Register hooks on each of these modules, for calls in this thread, and remove them on leaving.
 
     Args:
         modules: A module that is listed twice gets its hooks once.
@@ -124,6 +125,10 @@ def hooked(
         last: Call it after them instead.
     """
     handles: list[RemovableHandle] = []
+    thread = threading.get_ident()
+
+    def here(hook: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *call: hook(*call) if threading.get_ident() == thread else None
 
     def remove() -> None:
         for handle in handles:
@@ -132,7 +137,7 @@ def hooked(
     with restoring(remove):
         for module in dict.fromkeys(modules):
             if before is not None:
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(here(before), with_kwargs=True))
             if after is not None:
-                handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=not last))
+                handles.append(module.register_forward_hook(here(after), with_kwargs=True, prepend=not last))
         yield

@@ -82,5 +82,6 @@ class AttentionFunction(SequenceModel):
             maps = list(self.function(ids))
         for shape in map(np.shape, maps):
             if len(shape) != 4 or (shape[0], *shape[2:]) != (batch, n, n):
-                raise self.unprobed(f"each layer of its list must be ({batch}, heads, {n}, {n}), got {tuple(shape)}")
+                rule = f"each layer of its list must be ({batch}, heads, {n}, {n})"
+                raise ValueError(f"{self} cannot be probed: {rule}, got {tuple(shape)}")
         return [float_tensor("attention", each if isinstance(each, Tensor) else np.array(each)) for each in maps]

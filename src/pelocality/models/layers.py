@@ -33,10 +33,11 @@ class AttentionLayers:
 
     Attributes:
         layers: The numbers of these layers in the model, counted from 0, in the order in which they run.
-        sinks: For each of them whether its heads have a learned sink.
+        requested: Those of them that are measured.
+        sinks: For each layer whether its heads have a learned sink.
         depth: The number of layers of the model, layers without attention included.
         others: What the layers without attention are, by number.
-        heads: The number of heads of each layer.
+        heads: The number of heads of each requested layer.
         added: The number of tokens that the model puts around its input, such as the [CLS] of a ViT.
         before: How many of them it puts before its input.
         dtype: The precision of the weights.
@@ -49,6 +50,7 @@ class AttentionLayers:
     """
 
     layers: tuple[int, ...]
+    requested: tuple[int, ...]
     sinks: tuple[bool, ...]
     depth: int
     others: dict[int, str]
@@ -66,10 +68,6 @@ class AttentionLayers:
     def includes(self, attention: Attention | KernelAttention) -> bool:
         """Return whether an attention is over the tokens."""
         return self.owners is None or attention.owner in self.owners
-
-    def requested(self, layers: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the requested layers, by their numbers in the model; all that have attention for None."""
-        return requested_layers(layers, self.layers, self.depth, "that attend")
 
 
 def requested_layers(layers: Sequence[int] | None, available: Sequence[int], depth: int, which: str) -> tuple[int, ...]:
@@ -93,17 +91,20 @@ def requested_layers(layers: Sequence[int] | None, available: Sequence[int], dep
     return numbers
 
 
-def attention_layers(model: SequenceModel, inputs: Any, length: int | None = None) -> AttentionLayers:
+def attention_layers(
+    model: SequenceModel, inputs: Any, length: int | None = None, layers: Sequence[int] | None = None
+) -> AttentionLayers:
     """Return the layers of a model that attend, found on the beginning of the longest text of a batch.
 
     Args:
         model: The model.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
         length: The number of positions in a batch without token ids; None if that is not known, or images tell it.
+        layers: The layers that are measured, which must have as many heads and tokens as each other; None for all.
 
     Raises:
-        ValueError: No attention over all positions was seen, the layers differ in their number of heads, or the model
-            is refused by name; or a function that is random.
+        ValueError: No attention over all positions was seen, the layers differ in their number of heads or tokens, or
+            the model is refused by name; or a function that is random.
     """
     refuse_sharded(model.module)
     if reason := model.why_not_measured():
@@ -131,32 +132,39 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
     model.watch(inputs, note, None if model.adds_tokens else length)
     if not seen and ids is not None and length == 1:
         model.watch(inputs, note, 1)
-    sizes = sorted({each.weights.shape[-1] for each in seen})
+    places = _places(seen, 1 if ids is not None else texts_of(inputs))
+    by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in sorted({*places})]
+    blocks = [{each.block for each in parts} for parts in by_layer]
+    numbers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
+    requested = requested_layers(layers, numbers, depth, "that attend") if seen else ()
+    parts_of = dict(zip(numbers, by_layer, strict=True))
+    sizes = sorted({each.weights.shape[-1] for number in requested for each in parts_of[number]})
     if len(sizes) != 1 or sizes[0] < (length or patches):
         reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
-        raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; windows, or too short inputs=?")
+        causes = "windows, too short inputs=, or stages, of which layers= names one?"
+        raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; {causes}")
     if axes is not None and [each.owner for each in seen] != [each.owner for each in axes]:
         reason = f"{len(seen)} softmaxes have {sizes[0]} columns, but {len(axes)} are attention at other lengths"
         raise model.unprobed(f"{reason}; measure another length")
     axes = [Axes(TOKENS)] * len(seen) if axes is None else axes
     lead, column = axes[0].heads_first, max(each.column for each in axes)
     weights = seen[0].tokens(column)[0]
-    places = _places(seen, 1 if ids is not None else texts_of(inputs))
-    by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in range(places[-1] + 1)]
-    heads = sorted({sum(_heads(model, each.weights.shape, lead) for each in parts) for parts in by_layer})
-    if len(heads) > 1:
-        raise model.unprobed(f"its layers have different numbers of heads {heads}")
+    heads = {layer: sum(_heads(model, each.weights.shape, lead) for each in parts) for layer, parts in parts_of.items()}
+    if len({heads[number] for number in requested}) > 1:
+        raise ValueError(
+            f"layers of {model} have different numbers of heads {heads}; name some of one number in layers"
+        )
     length = length or patches or sizes[0]
-    before = _added_before(model, inputs, weights, column, length) if model.adds_tokens else 0
-    blocks = [{each.block for each in parts} for parts in by_layer]
-    layers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
+    at_first = model.adds_tokens and weights.shape[-1] == sizes[0]  # a later stage has no tokens before its input
+    before = _added_before(model, inputs, weights, column, length) if at_first else 0
     not_causal = {place for each, place in zip(axes, places, strict=True) if not each.causal}
     return AttentionLayers(
-        layers,
+        numbers,
+        requested,
         tuple(any(each.sink for each in parts) for parts in by_layer),
         depth,
         others,
-        heads[0],
+        heads[requested[0]],
         sizes[0] - length,
         before,
         seen[0].weights.dtype,
@@ -164,14 +172,14 @@ def attention_layers(model: SequenceModel, inputs: Any, length: int | None = Non
         places,
         column,
         owners,
-        tuple(place not in not_causal for place in range(len(layers))),
+        tuple(place not in not_causal for place in range(len(numbers))),
         tuple(cautions_of(axes, left_out)),
     )
 
 
 def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
     """Return the place of the layer of each attention: successive ones of one head in one call are one layer."""
-    places = [0]
+    places = [0] if seen else []
     for before, each in itertools.pairwise(seen):
         single = all(math.prod(one.weights.shape[:-2]) == texts for one in (before, each))
         places.append(places[-1] + (not single or each.call is None or each.call != before.call))

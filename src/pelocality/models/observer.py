@@ -1,7 +1,7 @@
 """Every attention that a running model computes, observed where torch computes it.
 
 The only file that knows how torch computes attention: by `scaled_dot_product_attention`, by the function behind
-`torch.nn.MultiheadAttention`, or by a softmax whose result multiplies the values.
+`torch.nn.MultiheadAttention`, or by a softmax whose result multiplies the values, or exponentials by their sum.
 """
 
 import inspect
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from pelocality._checks import HIDDEN
+from pelocality._transforms import called_outside, inside_transform, without_vmap
 from pelocality.models._restore import changed, hooked, restoring
 
 MASKED = HIDDEN / 2
@@ -28,10 +29,19 @@ MASKED = HIDDEN / 2
 Block = tuple[nn.ModuleList, int]
 """A list of layers, and the index of a layer in it."""
 
-SOFTMAXES = (torch.softmax, Tensor.softmax, functional.softmax)
-MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-BATCHED = (*MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm)
-PRODUCTS = (*BATCHED, torch.einsum)
+_ATEN = torch.ops.aten
+SOFTMAXES = (torch.softmax, Tensor.softmax, functional.softmax, torch.special.softmax, torch._softmax, _ATEN.softmax)
+MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.linalg.matmul, _ATEN.matmul)
+BATCHED = (*MATMULS, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, _ATEN.bmm)
+_EXPONENTIALS = (torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, _ATEN.exp, torch.exp2, Tensor.exp2, torch.special.exp2)
+# what a function of torch computes
+_ROLES: dict[Any, str] = {
+    **dict.fromkeys((*BATCHED, torch.einsum, torch.mm, Tensor.mm, _ATEN.mm), "product"),
+    **dict.fromkeys((*SOFTMAXES, functional.softmin), "softmax"),
+    **dict.fromkeys(_EXPONENTIALS, "exponential"),
+    functional.scaled_dot_product_attention: "kernel",
+    functional.multi_head_attention_forward: "module",
+}
 _KERNEL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _MODULE = tuple(inspect.signature(functional.multi_head_attention_forward).parameters)
 _LEAST = torch.finfo(torch.float16).tiny  # a smaller largest output is nothing
@@ -53,6 +63,8 @@ class Attention(NamedTuple):
         owner: The innermost module with weights that ran, such as the one that projects queries and keys.
         values: The values that the weights multiplied, (..., n or n + 1, d), None if they were not seen.
         shifted: Of n + 1 columns, weights and visible keys without the first one. Those above are without the last one.
+        whole: Whether one call of a softmax or of torch's kernel computed it, outside of `torch.vmap`.
+        first: The column of the softmax with which the weights begin: 1 if they were cut from behind a sink.
     """
 
     block: Block | None
@@ -63,6 +75,8 @@ class Attention(NamedTuple):
     owner: nn.Module | None = None
     values: Tensor | None = None
     shifted: tuple[Tensor, Tensor] | None = None
+    whole: bool = True
+    first: int = 0
 
     def tokens(self, column: int, queries: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return weights and visible keys of the tokens, of which the first has the column 0 or 1, for some queries."""
@@ -118,7 +132,9 @@ class Observer(TorchFunctionMode):
         self._outer: list[tuple[Any, ...]] = []  # the block, the call and the owner around it, outer ones first
         self._numbers = itertools.count()  # numbers of calls
         self._last: dict[int, tuple[int, list[Any]]] = {}  # by list: the last call of a member, and its inputs
-        self._softmaxes: deque[tuple[Tensor, Tensor]] = deque(maxlen=_UNUSED)  # weights and visible keys
+        self._softmaxes: deque[tuple[Tensor, Tensor, bool]] = deque(maxlen=_UNUSED)
+        """Weights, visible keys, and whether the weights are exponentials without their sum."""
+        self._rows: list[tuple[Any, Tensor, Tensor]] = []  # some queries of an attention at a time
 
     @contextmanager
     def observing(self, module: nn.Module) -> Iterator[None]:
@@ -164,57 +180,92 @@ class Observer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused:
+        role = None if self.paused else _ROLES.get(func)
+        if role is None:
             return func(*args, **kwargs)
         change = None
-        if self._softmaxes and func in PRODUCTS:
+        if role == "product" and self._softmaxes:
             change = self._multiply(_factors([*args, *(each for name, each in kwargs.items() if name != "out")]))
         result = func(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
-            change = self.see_kernel(kernel_call(args, kwargs), result)
-        elif func is functional.multi_head_attention_forward:
+        if role == "kernel":
+            call = kernel_call(args, kwargs)
+            if inside_transform():
+                call = {name: without_vmap(each, result.ndim) for name, each in call.items()}
+            change = self.see_kernel(call, without_vmap(result))
+        elif role == "module":
             self._see_module(func, module_call(args, kwargs))
-        elif func in SOFTMAXES:
-            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        elif role != "product":
             states = args[0] if args else kwargs["input"]
-            states = states if kwargs.get("out") is None else result.log()  # out= may be the input
-            logits, weights = (_keys_last(each, dim) for each in (states, result))
+            overwritten = kwargs.get("out") is not None or states is result
+            states = result.log() if overwritten else -states if func is functional.softmin else states
+            dim = -1 if role == "exponential" else args[1] if len(args) > 1 else kwargs.get("dim")
+            logits, weights = (without_vmap(_keys_last(each, dim)) for each in (states, result))
             if logits is not None and weights is not None and self._covers(*weights.shape):
-                self.see_softmax(logits, weights)
+                self.see_softmax(logits, weights, role == "exponential")
         return result if change is None else change(result)
 
-    def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Tensor | None = None) -> Any:
-        """Pass an attention to the callback, and return what this returns."""
-        n = weights.shape[-2]
-        of_first = weights[..., :n], visible[..., :n]
-        shifted = (weights[..., 1:], visible[..., 1:]) if weights.shape[-1] > n else None
-        return self.use(Attention(self.block, *of_first, sink, self._call, self._owner, values, shifted))
+    def _use(self, weights: Tensor, visible: Tensor, sink: bool = False, values: Any = None, **how: Any) -> Any:
+        """Pass an attention, with more attributes of it, to the callback, and return what this returns."""
+        weights = weights if weights.ndim > 2 else weights[None]  # of one head of one text
+        n, columns = weights.shape[-2:]
+        if self._is_part(n, columns):
+            return self._join(weights, visible, values)
+        of_first = (weights, visible) if n == columns else (weights[..., :n], visible[..., :n])
+        shifted = None if n == columns else (weights[..., 1:], visible[..., 1:])
+        if inside_transform():
+            how["whole"] = False
+        attention = Attention(self.block, *of_first, sink, self._call, self._owner, values, shifted, **how)
+        return called_outside(self.use, attention)
 
     def _covers(self, *shape: int) -> bool:
-        """Return whether weights of a shape (..., n, n), perhaps with the column of a sink, are over the tokens."""
-        if len(shape) < 3 or shape[-1] - shape[-2] not in (0, 1):
-            return False
-        return shape[-2] > 1 if self.length is None else shape[-2] == self.length
+        """Return whether weights (..., n, n), perhaps with the column of a sink, or a part of them are over tokens."""
+        if len(shape) < 2 or self._is_part(*shape[-2:]):
+            return len(shape) > 1
+        return shape[-1] - shape[-2] in (0, 1) and (shape[-2] > 1 if self.length is None else shape[-2] == self.length)
+
+    def _is_part(self, queries: int, keys: int) -> bool:
+        """Return whether weights may be those of some queries alone."""
+        return queries < keys and (keys - queries > 1 if self.length is None else keys == self.length)
+
+    def _join(self, weights: Tensor, visible: Tensor, values: Tensor | None) -> Any:
+        """Use an attention once the last part of its queries is seen, and return what the callback returns."""
+        place = self._owner, self._call, *weights.shape[:-2], weights.shape[-1]
+        if self._rows and self._rows[0][0] != place:
+            self._rows.clear()
+        self._rows.append((place, weights.clone(), visible.expand(weights.shape).clone()))
+        queries = sum(part.shape[-2] for _, part, _ in self._rows)
+        if queries < weights.shape[-1]:
+            return None
+        _, parts, seen = zip(*self._rows, strict=True)
+        self._rows.clear()
+        if queries > weights.shape[-1]:
+            return None
+        return self._use(torch.cat(parts, -2), torch.cat(seen, -2), False, values, whole=False)
 
     # ---- scaled_dot_product_attention
 
     def see_kernel(self, call: dict[str, Any], output: Tensor) -> Any:
         """Compute the weights of a call of torch's kernel from its arguments, and compare those of one text with it."""
+        if output.ndim < 3:
+            call = call | {name: call[name][None] for name in ("query", "key", "value")}
+            return self.see_kernel(call, output[None])
         query, key = call["query"], call["key"]
-        if query.is_nested or not self._covers(*query.shape[:-1], key.shape[-2]) or query.shape[-2] != key.shape[-2]:
+        n, keys = query.shape[-2], key.shape[-2]
+        if query.is_nested or not self._covers(*query.shape[:-1], keys) or (n != keys and not self._is_part(n, keys)):
             return None
         queries: slice | Tensor = slice(None)
-        if not self.matrices:  # keys are converted once, not for each part of the queries
+        matrices = self.matrices or n < keys
+        if not matrices:  # keys are converted once, not for each part of the queries
             call = {**call, "key": key.to(torch.promote_types(key.dtype, torch.float32))}
-            queries = torch.linspace(0, query.shape[-2] - 1, _COMPARED, device=query.device).long()
-        weights, visible = kernel_weights(call if self.matrices else kernel_queries(call, queries))
+            queries = torch.linspace(0, n - 1, _COMPARED, device=query.device).long()
+        weights, visible = kernel_weights(call if matrices else kernel_queries(call, queries))
         expected = _for_each_head(weights[:1], call["value"][:1].to(weights.dtype))
         off = (expected - output[:1, ..., queries, :]).abs().max() / output[:1].abs().max().clamp(min=_LEAST)
         if not off <= max(_TOLERANCE, 16 * torch.finfo(output.dtype).eps):
             raise ValueError("torch's attention kernel gives another output than its arguments, as by dropout left on")
-        if self.matrices:
+        if matrices:
             return self._use(weights, visible, values=call["value"])
-        return self.use(KernelAttention(self.block, call, self._call, self._owner))
+        return called_outside(self.use, KernelAttention(self.block, call, self._call, self._owner))
 
     # ---- torch.nn.MultiheadAttention
 
@@ -223,26 +274,38 @@ class Observer(TorchFunctionMode):
         n = call["query"].shape[0]
         if not is_self_attention(call) or not self._covers(1, n, n):
             return
-        weights = function(**call | {"need_weights": True, "average_attn_weights": False})[1]
+        weights = without_vmap(function(**call | {"need_weights": True, "average_attn_weights": False})[1])
         weights = weights if weights.ndim == 4 else weights[None]  # (batch, head, query, key and added keys)
-        self._use(weights[..., :n], module_visible(call), weights.shape[-1] > n)
+        self._use(weights[..., :n], without_vmap(module_visible(call)), weights.shape[-1] > n)
 
     # ---- a softmax whose result multiplies the values
 
-    def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
-        """Remember a softmax over keys until a product shows that its result multiplies the values."""
-        self._softmaxes.append((weights, (logits > MASKED) | (weights > 0)))  # now: a module may overwrite its logits
+    def see_softmax(self, logits: Tensor, weights: Tensor, without_sum: bool = False) -> None:
+        """Remember a softmax over keys until a product shows that its result multiplies the values.
+
+        Args:
+            logits: Its argument.
+            weights: Its result, or the exponentials of which it may become one when they are divided by their sum.
+            without_sum: Whether they are these.
+        """
+        visible = (logits > MASKED) | (weights > 0)  # now: a module may overwrite its logits
+        self._softmaxes.append((weights, visible, without_sum))
 
     def _multiply(self, factors: Iterator[tuple[Tensor, Tensor | None]]) -> Any:
         """Use the softmax that is a factor of a product, if there is one, and return what the callback returns."""
         for factor, values in factors:
             for index in reversed(range(len(self._softmaxes))):
-                weights, visible = self._softmaxes[index]
+                weights, visible, without_sum = self._softmaxes[index]
+                if without_sum:
+                    if (divided := _divided(weights, factor)) is None:
+                        continue
+                    weights, visible = divided, visible & ((divided != 0) | (weights == 0))
                 if (first := _first_column(factor, weights, values)) is not None:
                     del self._softmaxes[index]
                     n, m = factor.shape[-2:]
                     used, visible = factor.reshape(*weights.shape[:-1], m), visible[..., first : first + m]
-                    return self._use(used, visible, weights.shape[-1] > n, values)
+                    sink = weights.shape[-1] > n
+                    return self._use(used, visible, sink, values, whole=not without_sum, first=first)
         return None
 
 
@@ -405,7 +468,7 @@ def _keys_last(states: Tensor, dim: Any) -> Tensor | None:
 
 def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield the factors of a product (..., i, j), summed over j, each with the other factor (..., j, d) if known."""
-    tensors = [each for each in tree_leaves(arguments) if isinstance(each, Tensor)]
+    tensors = [without_vmap(each) for each in tree_leaves(arguments) if isinstance(each, Tensor)]
     if len(tensors) < 2:
         return
     if not isinstance(arguments[0], str):
@@ -418,7 +481,7 @@ def _factors(arguments: list[Any]) -> Iterator[tuple[Tensor, Tensor | None]]:
     output = output if arrow else "".join(letter for letter in terms if terms.count(letter) == 1)
     named = list(zip(tensors, terms.split(","), strict=False))
     for factor, term in named:
-        if factor.ndim > 2:
+        if len(term) > 1:
             last_stays = term[-1] in output and term[-2] not in output
             key = term[-2] if last_stays else term[-1]
             if key in output:  # the product mixes heads, or something else than keys
@@ -433,10 +496,21 @@ def _first_column(factor: Tensor, weights: Tensor, values: Tensor | None) -> int
     n, m = weights.shape[-2:]
     if factor.shape[-1] > n and (values is None or values.shape[-2] != factor.shape[-1]):
         return None
-    if factor.ndim < 3 or factor.numel() < math.prod(weights.shape[:-1]) * n or factor.shape[-2] != n:
+    if factor.ndim < 2 or factor.numel() < math.prod(weights.shape[:-1]) * n or factor.shape[-2] != n:
         return None
-    starts = range(m - factor.shape[-1] + 1) if factor.shape[-1] in (n, m) else ()
+    starts = range(m - factor.shape[-1] + 1) if factor.shape[-1] == m or factor.shape[-1] == n == m - 1 else ()
     return next((at for at in starts if _holds(factor, weights[..., at : at + factor.shape[-1]])), None)
+
+
+def _divided(exponentials: Tensor, factor: Tensor) -> Tensor | None:
+    """Return a factor in the shape of exponentials (..., n, m) if it is these, some set to zero, by their sum."""
+    if factor.ndim < 2 or factor.shape[-2:] != exponentials.shape[-2:] or factor.numel() != exponentials.numel():
+        return None
+    factor = factor.reshape(exponentials.shape)
+    kept = exponentials.where(factor != 0, 0)
+    total = kept.sum(-1, keepdim=True)
+    off = (factor * total - kept).abs() > 16 * torch.finfo(factor.dtype).eps * total
+    return None if bool(off.any()) else factor
 
 
 def _holds(factor: Tensor, weights: Tensor) -> bool:

@@ -112,6 +112,8 @@ class SequenceModel:
         self._made: dict[tuple[Any, ...], Positions] = {}  # by number and grid, as pairs take a while to find
         self.axes: list[Any] | None = None
         """What each of its attentions is of, once that is proved."""
+        self.text_by_text = False
+        """Whether the module computes texts one after the other, so that `run` vectorises it over them."""
         if isinstance(self._positions, Positions) and self._positions.keys is None:
             raise ValueError("positions of distances have no opposite keys, which results compare; give coordinates")
         self._vocabulary = None if vocabulary_size is None else count("vocabulary_size", vocabulary_size)
@@ -308,7 +310,8 @@ class SequenceModel:
         if not isinstance(inputs, Mapping):
             return self._call(*inputs) if isinstance(inputs, tuple) else self._call(inputs)
         if self.config is None and self.content is None:
-            return self._call(self._ids_without_padding(inputs))
+            ids = self._ids_without_padding(inputs)
+            return torch.vmap(lambda text: self._call(text[None]))(ids) if self.text_by_text else self._call(ids)
         if self.config is None:
             return self._call(**inputs)
         inputs = {**inputs, **options}
@@ -381,11 +384,15 @@ class SequenceModel:
             if "index out of range in self" in str(error):  # torch's message for a lookup beyond a table
                 reason = "it has no row for every position; ask for fewer tokens"
             ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-            raise self.unprobed(reason if ids is None else f"on {len(ids)} x {ids.shape[1]} tokens {reason}") from error
+            reason = reason if ids is None else f"on {len(ids)} x {ids.shape[1]} tokens {reason}"
+            raise ValueError(f"{self} cannot be probed: {reason}") from error
 
     def unprobed(self, reason: str) -> ValueError:
-        """Return the error for a model whose attention cannot be measured."""
-        return ValueError(f"{self} cannot be probed: {reason}")
+        """Return the error for a model whose attention cannot be measured, with what to write instead."""
+        way = "measure(weights)"
+        if self.content is None:
+            way = "positional_attention(AttentionFunction(lambda ids: [weights_of_layer, ...], vocabulary_size=...))"
+        return ValueError(f"{self} cannot be probed: {reason}; if you have its weights (batch, head, n, n), pass {way}")
 
     def outputs(self, inputs: Any, **options: Any) -> Any:
         """Run the model on a batch in evaluation mode without gradients; arguments as for `watch`."""

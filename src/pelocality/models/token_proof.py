@@ -21,16 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import NO_WEIGHT
+from pelocality._transforms import changed_without_vmap
 from pelocality.models._restore import hooked
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel, map_tensors
 
 TOKENS, UNKNOWN = "tokens", "unknown"
 _STILL, _TEXTS = "still", "the texts of a batch (batch_first=True?)"
+_TEXT_BY_TEXT = "one text of a batch after the other"
 _ORDER = "its tokens in another order than that of its input"
 _MIXTURES = "mixtures of tokens or these in another order, such as projected keys, channels or reversed keys"
 _FIXED = "something else than one key for each token, such as channels, latents or windows"
-_REFUSED = {_TEXTS, _ORDER}  # a model with such attention reads its input in another way
+_REFUSED = {_TEXTS, _TEXT_BY_TEXT, _ORDER}  # a model with such attention reads its input in another way
 
 _Attentions = list[Attention]
 _LENGTHS = (*range(12, 4, -1), *range(13, 40))
@@ -105,13 +107,19 @@ def prove_tokens(model: SequenceModel, inputs: Any = None) -> list[Axes] | None:
         return None
     if model.axes is None or not {each.owner for each in model.axes} <= {None, *model.module.modules()}:  # or replaced
         model.axes = token_axes(model, inputs)
+        if model.config is None and model.content is None and any(each.name == _TEXT_BY_TEXT for each in model.axes):
+            model.text_by_text = True
+            try:
+                model.axes = token_axes(model, inputs)
+            except ValueError:  # torch.vmap has no rule for what it does
+                model.text_by_text = False
     proved = [axes for axes in model.axes if axes.name in (TOKENS, UNKNOWN)]
     others = [axes for axes in model.axes if axes not in proved]
     owners = {axes.owner for axes in proved}
     mixed = [each for each in others if each.name != _FIXED and each.owner in owners]  # with attention over tokens
     refused = mixed or [each for each in others if not proved or each.name in _REFUSED]
     if refused:
-        raise model.unprobed(f"it attends over {refused[0].name}; an AttentionFunction can return that over tokens")
+        raise model.unprobed(f"it attends over {refused[0].name}")
     return proved
 
 
@@ -128,7 +136,7 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     alone, others, inputs, length = _of_one_text(model, inputs)
     n = max((each.weights.shape[-1] for each in alone), default=0)
     fixed = [Axes(_FIXED, owner=each.owner) for each in others]
-    if _combines(model, inputs, alone):
+    if _combines(model, inputs, alone, length > 0):
         raise model.unprobed("a module computes several attentions at a time, and combines them")
     tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
     sizes = {n, n + 1, *_sizes_inside(alone), *(size for each in model.module.parameters() for size in each.shape)}
@@ -153,13 +161,23 @@ def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: C
     batch = _changed_texts(inputs, change)
     if batch is None:
         return None
-    put_back = partial(_put_back, change)
+    images = {each.shape[1:] for each in tensors_of(inputs) if each.ndim > 3}  # which have no axis of tokens
+
+    def put_back(states: Any) -> Any:
+        return states if getattr(states, "shape", ())[1:] in images else _put_back(change, states)
+
     try:
         together = _attentions(model, batch, change.length or change.texts, output=put_back, calls=put_back)
     except ValueError:  # the model reads no batch of several
         return None
     if not alone or len(together) != len(alone):
-        return [Axes(_TEXTS, owner=each.owner) for each in alone or together]
+        name = _TEXT_BY_TEXT if alone and len(together) == change.texts * len(alone) else _TEXTS
+        return [Axes(name, owner=each.owner) for each in alone or together]
+    pairs = enumerate(zip(alone, together, strict=True))
+    constant = [at for at, (one, many) in pairs if one.weights.numel() == many.weights.numel()]
+    other = _attentions(model, with_another(inputs, slice(None)), change.length) if constant else []
+    if not all(_equal(alone[at].weights, other[at].weights) for at in constant):  # only one text of a batch is seen
+        return [Axes(_TEXT_BY_TEXT, owner=each.owner) for each in alone]
     axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
     if change.before is None:  # some tokens may be the model's own, which do not change
         half = len(change.tokens) // 2
@@ -167,12 +185,12 @@ def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: C
     if any(each.still for each in axes):  # does the token that was put back move anything?
         free = _attentions(model, batch, change.length)
         axes = [_of_still(*each, change.texts) for each in zip(axes, alone, free, strict=True)]
-    proved = [one.owner for each, one in zip(axes, alone, strict=True) if each.name == TOKENS]
-    # What a module computes between two attentions of its own is not put back.
-    return [
-        each._replace(name=UNKNOWN) if each.name == _MIXTURES and one.owner in proved else each
-        for each, one in zip(axes, alone, strict=True)
-    ]
+    proved: set[nn.Module | None] = set()
+    for at, one in enumerate(alone):  # what a module computes between two attentions of its own is not put back
+        if axes[at].name == _MIXTURES and one.owner in proved and one.shifted is None:
+            axes[at] = axes[at]._replace(name=UNKNOWN)
+        proved |= {one.owner} if axes[at].name == TOKENS else set()
+    return axes
 
 
 def clear_lengths(model: SequenceModel) -> list[int]:
@@ -247,10 +265,11 @@ def _attentions(
 
     def use(attention: Attention) -> Callable[[Any], Any] | None:
         attentions.append(attention)
-        return output
+        return None if output is None else partial(changed_without_vmap, output)
 
     def change(module: Any, args: Any, kwargs: Any) -> Any:
-        return tuple(map(calls, args)), dict(zip(kwargs, map(calls, kwargs.values()), strict=True))  # type: ignore[arg-type]
+        every = partial(changed_without_vmap, calls)  # type: ignore[arg-type]
+        return tuple(map(every, args)), dict(zip(kwargs, map(every, kwargs.values()), strict=True))
 
     modules = [each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule)]
     with hooked(modules if calls else [], change):
@@ -355,18 +374,28 @@ def _changed_texts(inputs: Any, change: Change) -> Any:
     return map_tensors(inputs, copies)
 
 
-def _combines(model: SequenceModel, inputs: Any, alone: list[Attention]) -> bool:
+def _combines(model: SequenceModel, inputs: Any, alone: list[Attention], clear: bool) -> bool:
     """Return whether a module combines the weights of several attentions, by a difference or a product.
 
     Their values are the same, or depend on the attention before; unlike those of two layers, their weights do not.
+
+    Args:
+        model: The model.
+        inputs: A text.
+        alone: The attentions to it.
+        clear: Whether its length is the size of no other axis.
     """
-    n = max((each.weights.shape[-1] for each in alone), default=0)
-    if any(each.values is not None and each.values.shape[-1] == n for each in alone):  # the values are weights
+    # values that are weights make a product of two maps
+    if clear and any(each.values is not None and each.values.shape[-1] == each.weights.shape[-1] for each in alone):
         return True
     several = [each for each in alone if each.weights.shape[:-2].numel() > 1]  # heads may run one by one
     if max(Counter((each.owner, each.call) for each in several).values(), default=0) < 2:
         return False
-    changed = _attentions(model, inputs, n, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each))
+    sizes = {each.weights.shape[-1] for each in alone}
+    length = sizes.pop() if len(sizes) == 1 else None  # stages have several
+    changed = _attentions(
+        model, inputs, length, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each)
+    )
     pairs = [
         (one, other, new)
         for (one, _), (other, new) in itertools.combinations(zip(alone, changed, strict=True), 2)
@@ -498,7 +527,7 @@ def _moved_values(
     name = UNKNOWN
     if bool((others <= _LEAK * own).logical_or(still).all()):
         name = UNKNOWN if bool(still.all()) else TOKENS
-    elif bool((own <= _LEAK * others).any()):
+    elif bool(((own <= _LEAK * others) & ~still).any()):
         name = _ORDER
     return name, tuple(still.nonzero().flatten().tolist())
 

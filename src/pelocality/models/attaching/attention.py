@@ -3,6 +3,7 @@
 Biases, rotations and biases computed from content are applied by one mode. Keys are rotated before they enter a cache.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,8 @@ class Encoded(TorchFunctionMode):
 
     def __init__(self, attached: Any) -> None:
         super().__init__()
-        self.attached, self.encoding, self.heads = attached, attached.encoding, attached.place.heads
+        self.attached, self.encoding, place = attached, attached.encoding, attached.place
+        self.heads, self._parts = place.heads // place.parts, itertools.cycle(range(place.parts))  # of one attention
         self.by_content = isinstance(self.encoding, ContentEncoding)
         self.rotates = isinstance(self.encoding, RotaryEncoding)
         self.seen: list[tuple[int, int]] = []
@@ -84,6 +86,10 @@ class Encoded(TorchFunctionMode):
             ValueError: No attention was seen, or attention over other keys than the tokens and those before them.
         """
         others = [] if hidden is None else [each for each in self.encoded if each[0] not in hidden.shape]
+        own = self.attached.record is None
+        if own and self.rotates and len(self.encoded) < sum(keys >= queries for queries, keys in self.seen):
+            reason = "by einsum or in another order than product, softmax, product"
+            raise ValueError(f"{name} computes attention {reason}, where no rotation of queries and keys is applied")
         if not self.seen:
             raise ValueError(f"an encoding is attached to {name}, which computes no attention that torch shows")
         if others or not (self.encoded or hidden is None):
@@ -167,10 +173,14 @@ class Encoded(TorchFunctionMode):
         """
         self.encoded.append((queries, slots))
 
+        head = next(self._parts)
+
         def bias_of(keys: int, visible: Tensor | None, added: Tensor | None) -> Any:
             with loaded(self.encoding, [self.encoding]):
                 if content is None:
-                    return self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
+                    bias = self.encoding.additive_mask(queries, keys, mask=visible, dtype=dtype, added=added)
+                    every = self.attached.place.parts > 1 < bias.ndim and bias.shape[-3] > 1
+                    return bias[..., head : head + 1, :, :] if every else bias
                 query, key, scale = content
                 inputs = self.encoding.attention_inputs(query, key[:, :, :keys], mask=visible, added=added, scale=scale)
                 return inputs[2]
@@ -206,7 +216,7 @@ class Encoded(TorchFunctionMode):
     def _change_kernel(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Apply the encoding to the arguments of torch's kernel."""
         call = kernel_call(args, kwargs)
-        given, key, mask = call["query"], call["key"], call.get("attn_mask")
+        given, key, mask = call["query"], call["key"], call.get("attn_mask")  # (batch, group, head, n, d) too
         batch = len(given) if given.ndim > 3 else len(given) // self.heads
         # heads may stand where texts do, or, of one query that shares its key with other heads, where queries do
         query = given.reshape(batch, self.heads, -1, given.shape[-1])
@@ -220,8 +230,11 @@ class Encoded(TorchFunctionMode):
             return (), {_OUTPUT: output}
         if call.get("is_causal"):
             mask = torch.ones(queries, slots, dtype=torch.bool, device=query.device).tril()
+        if mask is not None and given.ndim > 4:
+            mask = mask.expand(*given.shape[:-2], *mask.shape[-2:]).flatten(1, -3)
         if self.attached.note is not None:
-            without = call | {"attn_mask": mask, "is_causal": False}
+            by_head = {"query": query, "key": key} if given.ndim > 4 else {}
+            without = call | by_head | {"attn_mask": mask, "is_causal": False}
             self.attached.note(lambda: kernel_weights(without))
         if mask is not None:
             mask = mask.reshape(-1, self.heads, queries, slots) if self._by_head(mask, given) else mask
@@ -237,9 +250,10 @@ class Encoded(TorchFunctionMode):
         bias = self._bias(queries, slots, query.dtype, visible, added, content)
         if bias.dtype != torch.bool and added is not None:
             bias = bias.clamp(min=least(query))
-        if given.ndim == 3 or given.shape[1] < self.heads:
+        if given.ndim != 4 or given.shape[1] < self.heads:
             bias = bias.expand(batch if given.ndim == 3 else -1, self.heads, -1, -1)
-            bias = bias.reshape(*(given.shape[:-2] if given.ndim == 3 else (len(bias), -1)), given.shape[-2], slots)
+            texts = len(given) if given.ndim == 3 else len(bias)
+            bias = bias.reshape(texts, *given.shape[1:-1], slots)
         return (), call | {"attn_mask": bias, "is_causal": False}
 
     def _without_matrix(self, call: dict[str, Any]) -> Tensor | None:
@@ -247,7 +261,8 @@ class Encoded(TorchFunctionMode):
         query, key, mask = call["query"], call["key"], call.get("attn_mask")
         if torch.compiler.is_compiling() or self.attached.note is not None or observers():
             return None
-        if query.ndim < 4 or query.shape[1] != self.heads or query.shape[2] != key.shape[2] or call.get("dropout_p"):
+        by_head = query.ndim == 4 and query.shape[1] == self.heads == self.attached.place.heads
+        if not by_head or query.shape[2] != key.shape[2] or call.get("dropout_p"):
             return None
         if mask is not None and (mask.dtype != torch.bool or mask.ndim < 4):
             return None
@@ -294,7 +309,7 @@ class Encoded(TorchFunctionMode):
         names = [name for name in ("batch1", "batch2") if name in kwargs]
         query, key = [*args, *(kwargs[name] for name in names)][-2:]
         matrices = min(query.ndim, key.ndim) > 2 and query.shape[-1] == key.shape[-2]
-        if self._step != "queries and keys" or not matrices or query.shape[-3] % self.heads:
+        if self._step != "queries and keys" or not matrices or query.shape[:-2].numel() % self.heads:
             self._step = "queries and keys" if self._step == "values" else self._step
             return args, kwargs
         if not self.rotates:
@@ -304,7 +319,10 @@ class Encoded(TorchFunctionMode):
         if self.cache is not None and self.before is None and self.cache.is_compileable:
             advice = "call model.set_attn_implementation('sdpa')"
             raise ValueError(f"keys of an earlier layer in a static cache are not rotated in steps; {advice}")
-        by_head = [each if each.ndim > 3 else each.reshape(-1, self.heads, *each.shape[-2:]) for each in (query, key)]
+        if self.attached.place.sink and self.attached.record is None and key.shape[-1] > query.shape[-2]:
+            raise ValueError("a key that is no token's has no position, so a rotation cannot be attached; use a bias")
+        pair, heads = (query, key), (-1, self.heads)
+        by_head = [each.flatten(1, -3) if each.ndim > 3 else each.unflatten(0, heads) for each in pair]
         before = self._keys_before(query.shape[-2], key.shape[-1], None)
         rotated, encoded = self._rotated(by_head[0], by_head[1].mT, before)
         product = rotated.reshape(query.shape), encoded.mT.reshape(key.shape)
@@ -317,15 +335,15 @@ class Encoded(TorchFunctionMode):
         logits, others = (args[0], args[1:]) if args else (kwargs["input"], ())
         kwargs = {name: each for name, each in kwargs.items() if name != "input"}
         as_they_are = (logits, *others), kwargs
-        sinks = int(self.attached.place.sink)
+        sinks, first = int(self.attached.place.sink), self.attached.place.first
         if logits.ndim < 3:
             return as_they_are
         queries, slots = logits.shape[-2], logits.shape[-1] - sinks
         self.seen.append((queries, slots))
         if slots < queries:
             return as_they_are
-        split = logits if logits.ndim > 3 else logits.reshape(-1, self.heads, *logits.shape[1:])
-        own, noted = split[..., :slots], self.attached.note is not None and func in SOFTMAXES
+        split = logits if logits.ndim == 4 else logits.reshape(-1, self.heads, *logits.shape[-2:])
+        own, noted = split[..., first : first + slots], self.attached.note is not None and func in SOFTMAXES
         if self.by_content and not noted:
             self._step = "values"
             return as_they_are
@@ -335,7 +353,7 @@ class Encoded(TorchFunctionMode):
             self.attached.note(lambda: (split.softmax(-1), visible & (largest > HIDDEN)))
         bias = self._bias(queries, slots, logits.dtype, visible)
         biased = (own + bias).clamp(min=least(logits))
-        biased = torch.cat([biased, split[..., slots:]], -1) if sinks else biased
+        biased = torch.cat([split[..., :first], biased, split[..., first + slots :]], -1) if sinks else biased
         return (biased.reshape(logits.shape), *others), kwargs
 
     def _refuse_content(self, where: str) -> None:

@@ -1,8 +1,10 @@
 """Encodings put into the attention modules of a model, and taken out again."""
 
 import copy
+import math
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,8 @@ from pelocality.models.layers import texts_of
 from pelocality.models.observer import Attention
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.models.token_proof import Axes, first_text, prove_tokens, tensors_of
+
+_NESTS, _NESTED = "use_nested_tensor", f"_{ATTACHED}_used_nested_tensor"
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ class Plan:
             override(module, "init_continuous_batching", _init_continuous_batching)
             if record is not None:
                 module.register_forward_pre_hook(partial(check_call, next(iter(self.places))), with_kwargs=True)
+        for module in base.modules():
+            if vars(module).get(_NESTS):  # nn.TransformerEncoder packs texts for a kernel without encodings
+                vars(module).update({_NESTS: False, _NESTED: True})
         base.register_state_dict_post_hook(warn_of_adapters)
         if record is None:
             disable_named(base, names)
@@ -129,6 +136,8 @@ def remove(model: SequenceModel) -> None:
     for module in list(base.modules()):
         restore_module(module, __package__)
         enable_parameters(module)
+        if vars(module).pop(_NESTED, False):
+            setattr(module, _NESTS, True)
     for module in transformers_parts(model):
         restore_module(module, __package__)
 
@@ -205,10 +214,12 @@ def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False) -> di
 
     Raises:
         ValueError: No attention was seen, or attention outside of every part of the model, or with heads before texts,
-            or behind a key that is no token's, or not over the tokens.
+            or not over the tokens.
     """
     axes = _proved_axes(model, inputs) if prove or model.adds_tokens else None
     causal = {each.owner: each.causal for each in axes or ()}
+    column = {each.owner: each.column for each in axes or ()}
+    singles: Counter[tuple[nn.Module, int | None]] = Counter()  # attentions of one head in one call of a module
     ran: set[nn.Module] = set()
     places: dict[nn.Module, Place] = {}
 
@@ -216,14 +227,22 @@ def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False) -> di
         shape, owner = attention.weights.shape, attention.owner
         if owner is None or (axes is not None and owner not in causal):
             return
-        heads = shape[1] if len(shape) > 3 else shape[0] // texts_of(inputs)
+        if not attention.whole:
+            way = "by exponentials, for some queries at a time or inside torch.vmap, where no encoding enters"
+            raise ValueError(f"an encoding cannot be attached to {model}: {type(owner).__name__} attends {way}")
+        heads = math.prod(shape[1:-2]) if len(shape) > 3 else shape[0] // texts_of(inputs)
+        singles[owner, attention.call] += heads == 1 and attention.call is not None
         no_later = causal.get(owner, False) or not bool(attention.visible.broadcast_to(shape).triu(1).any())
-        before = places.setdefault(owner, Place(heads, attention.sink, no_later))
+        first = attention.first + column.get(owner, 0)
+        before = places.setdefault(owner, Place(heads, attention.sink, no_later, first=first))
         places[owner] = before._replace(causal=before.causal and no_later)
 
     attentions = [] if model.adds_tokens else model.family.attention_modules(model.module)
     with inference(model.module), hooked(attentions, lambda module, args, kwargs: ran.add(module)):
         model.watch(inputs, note, None)
+    for (module, _), parts in singles.items():
+        if parts > 1:
+            places[module] = places[module]._replace(heads=parts, parts=parts)
     reason = None
     if unseen := [each for each in _unseen(model, places) if each in ran]:
         reason = f"it has {type(unseen[0]).__name__}, which computes no attention that torch shows"
@@ -231,8 +250,6 @@ def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False) -> di
         reason = "it computed no attention over its tokens"
     elif axes and axes[0].heads_first:
         reason = "its attention has heads before texts in its shape, and an encoding needs (batch, head, n, n)"
-    elif model.adds_tokens and any(each.column for each in axes or ()):
-        reason = "its first key does not belong to a token"
     if reason:
         raise ValueError(f"an encoding cannot be attached to {model}: {reason}")
     return places

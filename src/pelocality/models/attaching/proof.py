@@ -6,7 +6,8 @@ its positions disabled and its masks opened, and as it is again; for a rotation 
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +21,14 @@ from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
 from pelocality.models.attaching.calls import without_cache
 from pelocality.models.attaching.installing import Plan, states_of
-from pelocality.models.attaching.submodule import Attached
+from pelocality.models.attaching.submodule import Attached, Place
 from pelocality.models.families import ATTACHED, attached_biases
-from pelocality.models.observer import blocks_of
-from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding
+from pelocality.models.observer import Attention, blocks_of, plain_torch
+from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding, largest_difference, map_tensors
 
 _TOKENS = 7
 _ORDER = [3, 0, 6, 2, 5, 1, 4]
+_MASK = 1e4  # numbers of masks are larger, and what is hidden stays hidden
 _EXACT = 1e-4  # the largest accepted difference of a weight from the softmax of logits and bias, in float32
 
 
@@ -34,26 +36,61 @@ class NotProvedError(ValueError):
     """A guarantee of `attach` that does not hold for a model."""
 
 
+def _rounded(states: Tensor) -> Tensor:
+    """Return what a module is called with, rounded in another way."""
+    if not states.is_floating_point():
+        return states
+    steps = 4 * torch.finfo(states.dtype).eps * torch.arange(states.numel(), device=states.device).sin()
+    return states.where(states.abs() > _MASK, states * (1 + steps.view(states.shape)).to(states.dtype))
+
+
+def _noise_of(run: Callable[[], list[Tensor]], modules: Iterable[nn.Module]) -> Callable[[], float]:
+    """Return how much another rounding of what modules are called with changes outputs: 8 bits make steps of it."""
+
+    @functools.cache
+    def noise() -> float:
+        plain = run()
+        with hooked(modules, lambda module, *call: map_tensors(call, _rounded)):
+            return 4 * max(map(largest_difference, run(), plain))
+
+    return noise
+
+
+def _equal(pairs: Iterable[tuple[Tensor, Tensor]], noise: Callable[[], float]) -> bool:
+    """Return whether outputs differ by rounding alone, NaN apart."""
+    numbers = [(one.nan_to_num(), other.nan_to_num()) for one, other in pairs]
+    return all(equal_but_for_rounding(*each) or largest_difference(*each) <= noise() for each in numbers)
+
+
+def _check_same(one: list[Tensor], other: list[Tensor], noise: Callable[[], float], problem: str) -> None:
+    """Refuse outputs that differ by more than rounding."""
+    if not _equal(zip(one, other, strict=True), noise):
+        off = max(float((a - b).nan_to_num().abs().max()) for a, b in zip(one, other, strict=True))
+        raise NotProvedError(f"{problem}, by up to {off:.3g}")
+
+
 @contextmanager
-def proving(model: SequenceModel, encoding: str, inputs: Any = None) -> Iterator[tuple[Any, list[Tensor]]]:
+def proving(plan: Plan, encoding: str, inputs: Any = None) -> Iterator[tuple[Any, list[Tensor], Any]]:
     """Put a model into evaluation mode for a proof, and check at its end that the model is as it was.
 
     Args:
-        model: The model.
+        plan: The model and its attention modules.
         encoding: What is attached, in words.
         inputs: A batch on which to prove it; None for a few tokens.
 
     Yields:
-        The inputs, and the outputs of the model for them.
+        The inputs, what the model returns for them, and the function of `_noise_of`.
 
     Raises:
         ValueError: In the place of any error, with the model and the reason.
     """
-    with inference(model.module):
+    model = plan.model
+    with inference(model.module), plain_torch():  # nn.TransformerEncoder fills padding with zeros on its fast path
         try:
             batch, before = _few_tokens(model) if inputs is None else (inputs, outputs_of(model, inputs))
-            yield batch, before
-            check_same(outputs_of(model, batch), before, "after removal its outputs differ from those before")
+            noise = _noise_of(functools.partial(outputs_of, model, batch), plan.places)
+            yield batch, before, noise
+            _check_same(outputs_of(model, batch), before, noise, "after removal its outputs differ from those before")
         except Exception as error:
             reason = str(error)
             if not isinstance(error, NotProvedError):
@@ -76,16 +113,17 @@ def prove_encodings(plan: Plan) -> None:
         ValueError: A check failed; the message names it.
     """
     model, inputs = plan.model, plan.inputs if plan.model.adds_tokens else None
-    with proving(model, "an encoding", inputs) as (batch, before):
+    with proving(plan, "an encoding", inputs) as (batch, before, noise):
         nothing = [NoEncoding() for _ in plan.places]
         with plan.trial(nothing, disable=False):
-            check_same(outputs_of(model, batch), before, "with a bias of zero its outputs differ from those without")
+            problem = "with a bias of zero its outputs differ from those without"
+            _check_same(outputs_of(model, batch), before, noise, problem)
         seen = _Seen()
         with plan.trial([_trial_encoding(place.heads) for place in plan.places.values()], disable=plan.disable):
             biases = attached_biases(model.module)
             for bias in biases:
                 bias.note = functools.partial(seen.note, bias)
-            model.watch(batch, lambda attention: seen.biased.append(attention.weights), None)
+            model.watch(batch, seen.biased.append, None)
         _check_seen(model, seen, biases)
         if plan.disable and inputs is None:
             with plan.trial(nothing, disable=True):
@@ -108,9 +146,11 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
     model = plan.model
     trials = [_trial_rotation(*each) for each in zip(encodings, plan.own, strict=True)]
     rotations = [each for each in (*trials, *encodings) if isinstance(each, RotaryEncoding)]
-    pairings = itertools.product((False, True) if plan.replaces else (False,), repeat=3)
-    with proving(model, "a rotary encoding", plan.inputs) as (inputs, before):
-        for last, back, interleaved in pairings:
+    pairings = [*itertools.product((False, True) if plan.replaces else (False,), repeat=3)]
+    offs: dict[tuple[bool, ...], float] = {}
+    with proving(plan, "a rotary encoding", plan.inputs) as (inputs, before, noise):
+        for pairing in (*pairings, None):  # where a model rounds so much that none is exact, the nearest
+            last, back, interleaved = pairing or min(offs, key=offs.__getitem__)
             for each in rotations if plan.replaces else ():
                 each.interleaved = interleaved
             every = dict.fromkeys(plan.places, last), dict.fromkeys(plan.places, back)
@@ -119,10 +159,11 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
                 outputs = outputs_of(model, inputs)
                 rotating = [module for module in plan.places if ATTACHED in module._modules]
                 sizes = {module: getattr(module, ATTACHED).key_size for module in rotating}
-            if all(map(equal_but_for_rounding, outputs, before)):
+            offs[last, back, interleaved] = max(map(largest_difference, outputs, before))
+            if _equal(zip(outputs, before, strict=True), noise if pairing is None else float):
                 break
         else:
-            check_same(outputs, before, "with its own rotation, or with angles of zero, its outputs are others")
+            _check_same(outputs, before, noise, "with its own rotation, or with angles of zero, its outputs are others")
         if plan.disable and not plan.replaces and not model.adds_tokens:
             nothing = [NoEncoding() for _ in plan.places]
             with plan.trial(nothing, disable=True):
@@ -166,13 +207,6 @@ def outputs_of(model: SequenceModel, inputs: Any) -> list[Tensor]:
     return [each for each in leaves if isinstance(each, Tensor) and each.is_floating_point()]
 
 
-def check_same(one: list[Tensor], other: list[Tensor], problem: str) -> None:
-    """Refuse outputs that differ by more than rounding."""
-    pairs = [(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)]
-    if not all(equal_but_for_rounding(a, b) for a, b in pairs):
-        raise NotProvedError(f"{problem}, by up to {max(float((a - b).abs().max()) for a, b in pairs):.3g}")
-
-
 # ---- the weights
 
 
@@ -185,14 +219,17 @@ class _Seen:
     """
 
     def __init__(self) -> None:
-        self.biased: list[Tensor] = []
+        self.biased: list[Attention] = []
         self.plain: dict[int, tuple[Attached, Tensor, Tensor]] = {}
 
     def note(self, bias: Attached, plain: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Note an attention before it gets the bias."""
-        if len(self.biased) in self.plain:
+        place = len(self.biased)
+        if bias.place.parts > 1:  # the softmaxes of all heads may come before their products
+            place = max([place, *(each + 1 for each in self.plain)])
+        if place in self.plain:
             raise NotProvedError("an attention got a bias twice; has another library wrapped its forward pass?")
-        self.plain[len(self.biased)] = (bias, *plain())
+        self.plain[place] = (bias, *plain())
 
 
 def _check_seen(model: SequenceModel, seen: _Seen, biases: list[Attached]) -> None:
@@ -202,23 +239,30 @@ def _check_seen(model: SequenceModel, seen: _Seen, biases: list[Attached]) -> No
     if missing or any(place >= len(seen.biased) for place in seen.plain):
         counts = f"{len(seen.biased)} attentions over all its tokens ran, {len(seen.plain)} got the bias"
         raise NotProvedError(f"{counts}, and {missing} of its {len(biases)} attention modules added none")
+    parts: Counter[Attached] = Counter()  # attentions of the module so far
     for place, (bias, plain, visible) in seen.plain.items():
-        _check_weights(model, bias, plain, visible, seen.biased[place])
+        added = bias.encoding(plain.shape[-2]).detach().cpu().double()
+        added = added if bias.place.parts == 1 else added[parts[bias] % len(added)]
+        _check_weights(model, bias.place, added, plain, visible, seen.biased[place].tokens(bias.place.first)[0])
+        parts[bias] += 1
 
 
-def _check_weights(model: SequenceModel, bias: Attached, plain: Tensor, visible: Tensor, biased: Tensor) -> None:
-    """Check that weights (..., n, n) are the softmax of logits and bias, given those without the bias."""
+def _check_weights(
+    model: SequenceModel, place: Place, bias: Tensor, plain: Tensor, visible: Tensor, biased: Tensor
+) -> None:
+    """Check that weights (..., n, n) are the softmax of logits and bias (..., n, n), given those without the bias."""
     n, columns = plain.shape[-2:]
-    if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[-3] != bias.place.heads):
+    heads = place.heads // place.parts
+    if biased.shape[-2:] != (n, n) or (plain.ndim > 3 and plain.shape[1] != heads):
         shapes = f"{tuple(plain.shape)} and {tuple(biased.shape)}"
-        raise NotProvedError(f"its weights have the shapes {shapes}, wanted {bias.place.heads} heads of {n} tokens")
-    plain = plain.reshape(-1, bias.place.heads, n, columns).cpu().double()
-    biased = biased.reshape(-1, bias.place.heads, n, n).cpu().double()
+        raise NotProvedError(f"its weights have the shapes {shapes}, wanted {heads} heads of {n} tokens")
+    plain = plain.reshape(-1, heads, n, columns).cpu().double()
+    biased = biased.reshape(-1, heads, n, n).cpu().double()
     visible = visible.cpu().broadcast_to(*visible.shape[:-2], n, n)
     visible = visible.reshape(-1, visible.shape[-3] if visible.ndim > 2 else 1, n, n)
-    # Columns beyond the tokens are sinks, which get no bias.
-    added = nn.functional.pad(bias.encoding(n).detach().cpu().double(), (0, columns - n))
-    exact = (plain.log() + added).softmax(-1)[..., :n]
+    # Columns beside the tokens are sinks, which get no bias.
+    added = nn.functional.pad(bias, (place.first, columns - n - place.first))
+    exact = (plain.log() + added).softmax(-1)[..., place.first : place.first + n]
     rows = visible.any(-1, keepdim=True) & (plain.sum(-1, keepdim=True) > 0)
     off = float((exact - biased).masked_fill(~rows, 0).abs().max())
     device = model.device.type
@@ -235,23 +279,23 @@ def _check_equivariance(model: SequenceModel, ids: Tensor) -> None:
 
     In a model with other layers between those of attention or beside them, each attention module is checked on its own.
     """
-    rows = torch.stack([ids[0], ids[0, _ORDER]])
-    problems: list[nn.Module] = []
+    family, hybrid, inputs = model.family, _is_hybrid(model), {"input_ids": torch.stack([ids[0], ids[0, _ORDER]])}
+    pairs: list[tuple[Tensor, Tensor]] = []  # outputs of attention modules
 
     def permute(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not hybrid:
-            return
-        name, call = hidden_argument(attention), call_of(attention, args, kwargs)
-        again = attention.forward(**without_cache(call) | {name: call[name][:, _ORDER]})
-        pairs = zip(states_of(output), states_of(again), strict=True)
-        if not all(equal_but_for_rounding(other, one[:, _ORDER]) for one, other in pairs):
-            problems.append(attention)
+        if hybrid:
+            name, call = hidden_argument(attention), call_of(attention, args, kwargs)
+            again = attention.forward(**without_cache(call) | {name: call[name][:, _ORDER]})
+            pairs.extend(
+                (other, one[:, _ORDER]) for one, other in zip(states_of(output), states_of(again), strict=True)
+            )
 
-    hybrid = _is_hybrid(model)
-    family = model.family
-    with hooked(family.attention_modules(model.module), changes_call(family.open_mask), permute):
-        one, other = model.run({"input_ids": rows})[0]  # (n, d) each
-    if not equal_but_for_rounding(one[_ORDER], other) and (problems or not hybrid):
+    modules = family.attention_modules(model.module)
+    with hooked(modules, changes_call(family.open_mask), permute):
+        one, other = model.run(inputs)[0]  # (n, d) each
+        of_modules, noise = [*pairs], _noise_of(lambda: [model.run(inputs)[0]], modules)
+        same = _equal([(one[_ORDER], other)], noise) or (hybrid and _equal(of_modules, noise))
+    if not same:
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")
 
 

@@ -28,6 +28,8 @@ class Place(NamedTuple):
     Attributes:
         heads: The number of its heads.
         sink: Whether its softmax has one more column than keys.
+        first: The column of the first token: 1 behind such a column, otherwise 0.
+        parts: How many attentions it computes in one call, one for each of its heads; 1 where one computes them all.
         causal: Whether no query saw a later key.
         key_size: The dimensions of its keys, if these enter a cache and no later layer reads them from there; or else
             0. Such keys are rotated once, before they enter the cache.
@@ -41,6 +43,8 @@ class Place(NamedTuple):
     key_size: int = 0
     rotates_last: bool = False
     rotates_back: bool = False
+    first: int = 0
+    parts: int = 1
 
 
 def read_configuration(state: Tensor) -> dict[str, Any]:

@@ -173,10 +173,10 @@ class Recorder(Observer):
         weights, reach = logits.softmax(-1).cpu().double(), self._reaches[mask, causal]
         self.calls.append(Call(self.block, _flat(query), _flat(key), logits.cpu().double(), weights, reach))
 
-    def see_softmax(self, logits: Tensor, weights: Tensor) -> None:
+    def see_softmax(self, logits: Tensor, weights: Tensor, without_sum: bool = False) -> None:
         """Record an attention that is computed step by step."""
         n, part, factors, self._factors = self.tokens, self.part, self._factors, None
-        if weights.shape[-1] > n and factors is None:  # with a learned sink
+        if without_sum or weights.shape[-2] != n or (weights.shape[-1] > n and factors is None):  # with a learned sink
             return
         logits, weights = _flat(logits), _flat(weights)
         reach = self._reach(((logits > MASKED) | (weights > 0))[..., :n])

@@ -205,8 +205,8 @@ def head_classes(
     texts = in_batches(plain, batch_size) if texts is None else texts
     batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)
     with inference(model.module):
-        attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]})
-        heads = HeadSums(model, attending, attending.requested(layers), length)
+        attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]}, layers=layers)
+        heads = HeadSums(model, attending, attending.requested, length)
         for name, rows in (("_control", plain), ("", repeated)):
             for inputs in in_batches(rows, batch_size):
                 heads.add_random(inputs, name)

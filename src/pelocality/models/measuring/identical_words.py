@@ -116,8 +116,8 @@ def positional_attention(
     rank, processes = rank_and_size()
     with failing_together() as must_agree:
         must_agree += (probe.ids, probe.names, length, layers)
-        attending = attention_layers(model, probe.inputs(0, 1), length + probe.fed)
-        requested = attending.requested(layers)
+        attending = attention_layers(model, probe.inputs(0, 1), length + probe.fed, layers)
+        requested = attending.requested
         positions = slice(attending.before + probe.before, attending.before + probe.before + length)
         of_one_word = attending.heads * (attending.added + probe.fed + length) ** 2 * attending.dtype.itemsize
         at_most = (_BATCH_BYTES if model.device.type == "cpu" else _BATCH_BYTES_OF_GPU) // of_one_word

@@ -170,8 +170,8 @@ def text_average(
     with failing_together() as must_agree:
         for number, (inputs, included) in enumerate(batches):  # every process reads every batch
             if sums is None:
-                attending = attention_layers(model, inputs)
-                requested = attending.requested(layers)
+                attending = attention_layers(model, inputs, layers=layers)
+                requested = attending.requested
                 grid = model.grid_of(inputs)
                 sums = TextSums(model, attending, requested, length, without_first)
                 if not matrices:
