@@ -14,23 +14,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality.encodings import Encoding, RotaryEncoding
-from pelocality.models._calls import call_of
-from pelocality.models._inference import inference
+from pelocality.models._calls import argument_names
+from pelocality.models._inference import depend_on_length, inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching, without_cache
+from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching
 from pelocality.models.attaching.positions import (
     disable_named,
     disable_positions,
     enable_parameters,
-    own_rotation,
-    without_rotation,
+    note_places,
+    takes_angles,
 )
 from pelocality.models.attaching.saving import warn_of_adapters
 from pelocality.models.attaching.submodule import Attached, Place
 from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.layers import texts_of
 from pelocality.models.observer import Attention
+from pelocality.models.rotations import read_rotations, tokens_seen
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.models.token_proof import Axes, first_text, prove_tokens, tensors_of
 
@@ -104,6 +105,10 @@ class Plan:
             override(module, "init_continuous_batching", _init_continuous_batching)
             if record is not None:
                 module.register_forward_pre_hook(partial(check_call, next(iter(self.places))), with_kwargs=True)
+        if any(getattr(each, "axes", 1) > 1 for each in encodings):
+            for module in base.modules():
+                if "position_ids" in argument_names(module):
+                    module.register_forward_pre_hook(partial(note_places, list(self.places)), with_kwargs=True)
         base.register_state_dict_post_hook(warn_of_adapters)
         if record is None:
             disable_named(base, names)
@@ -259,22 +264,17 @@ def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: Any) -> list[RotaryEncoding | None]:
-    """Return the rotation that each attention module is given and uses, None where there is none."""
-    rotations: dict[nn.Module, RotaryEncoding] = {}
-
-    def note(attention: Any, args: Any, kwargs: Any, output: Any) -> None:
-        call = without_cache(call_of(attention, args, kwargs))
-        rotation = own_rotation(call)
-        if rotation is None or attention in rotations:
-            return
-        again = attention.forward(**without_rotation(call))
-        if not all(map(torch.equal, states_of(output), states_of(again))):
-            rotations[attention] = rotation
-
+    """Return the rotation that each attention module is given as cosines and sines, None where there is none."""
     modules = list(modules)
-    with inference(model.module), hooked(modules, after=note):
-        model.outputs(inputs)
-    return [rotations.get(module) for module in modules]
+    given = [takes_angles(module) for module in modules]
+    if not any(given):
+        return [None for _ in given]
+    length = max(tokens_seen(model, inputs)) if model.adds_tokens or depend_on_length(model.module) else None
+    read = {call.owner: rotation for call, rotation in read_rotations(model, length)}
+    own = [read.get(module) if takes else None for module, takes in zip(modules, given, strict=True)]
+    return [
+        each and RotaryEncoding.of_waves(each.frequencies, each.pairs, attention_scaling=each.scaling) for each in own
+    ]
 
 
 def states_of(output: Any) -> list[Tensor]:

@@ -5,7 +5,6 @@ its positions disabled and its masks opened, and as it is again; for a rotation 
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -95,8 +94,7 @@ def prove_encodings(plan: Plan) -> None:
 def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
     """Make rotations rotate what the model rotates, and return the plan with the size of the keys that are rotated.
 
-    The model's own rotation as an encoding, or angles of zero where it has none, change no output if these dimensions
-    are paired as in the model: the halves or neighbours, of the first dimensions or of the last ones.
+    The model's own rotation as an encoding, or angles of zero where it has none, change no output.
 
     Args:
         plan: The places, and the rotations that are replaced.
@@ -107,22 +105,15 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
     """
     model = plan.model
     trials = [_trial_rotation(*each) for each in zip(encodings, plan.own, strict=True)]
-    rotations = [each for each in (*trials, *encodings) if isinstance(each, RotaryEncoding)]
-    pairings = itertools.product((False, True) if plan.replaces else (False,), repeat=3)
+    for each, own in zip(encodings, plan.own, strict=True):
+        if each is not None and own is not None:
+            each.interleaved, each.pairs = own.interleaved, own.pairs
     with proving(model, "a rotary encoding", plan.inputs) as (inputs, before):
-        for last, back, interleaved in pairings:
-            for each in rotations if plan.replaces else ():
-                each.interleaved = interleaved
-            every = dict.fromkeys(plan.places, last), dict.fromkeys(plan.places, back)
-            plan = plan.with_places(rotates_last=every[0], rotates_back=every[1])
-            with plan.trial(trials, disable=plan.replaces):
-                outputs = outputs_of(model, inputs)
-                rotating = [module for module in plan.places if ATTACHED in module._modules]
-                sizes = {module: getattr(module, ATTACHED).key_size for module in rotating}
-            if all(map(equal_but_for_rounding, outputs, before)):
-                break
-        else:
-            check_same(outputs, before, "with its own rotation, or with angles of zero, its outputs are others")
+        with plan.trial(trials, disable=plan.replaces):
+            outputs = outputs_of(model, inputs)
+            rotating = [module for module in plan.places if ATTACHED in module._modules]
+            sizes = {module: getattr(module, ATTACHED).key_size for module in rotating}
+        check_same(outputs, before, "with its own rotation, or with angles of zero, its outputs are others")
         if plan.disable and not plan.replaces and not model.adds_tokens:
             nothing = [NoEncoding() for _ in plan.places]
             with plan.trial(nothing, disable=True):
