@@ -44,6 +44,12 @@ class Rotation(NamedTuple):
     shift: Tensor
     scaling: float = 1.0
 
+    @property
+    def axis(self) -> Tensor:
+        """The coordinate that turns each band, (band,); -1 for none or several."""
+        turns = (self.frequencies != 0).any(0)
+        return turns.int().argmax(-1).where(turns.sum(-1) == 1, -1)
+
     def same_as(self, other: "Rotation") -> bool:
         """Return whether another rotation is the same but for rounding."""
         if not torch.equal(self.pairs, other.pairs) or self.frequencies.shape != other.frequencies.shape:
