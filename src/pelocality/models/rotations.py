@@ -54,8 +54,8 @@ class Rotation(NamedTuple):
         """Return whether another rotation is the same but for rounding."""
         if not torch.equal(self.pairs, other.pairs) or self.frequencies.shape != other.frequencies.shape:
             return False
-        close = torch.allclose(self.frequencies, other.frequencies, rtol=1e-3, atol=1e-3 / _FARTHEST)
-        return close and torch.allclose(self.shift, other.shift, atol=1e-2) and abs(self.scaling - other.scaling) < 1e-3
+        one, two = (torch.cat([each.frequencies.flatten(), torch.tensor([each.scaling])]) for each in (self, other))
+        return torch.allclose(one, two, rtol=1e-3, atol=1e-3 / _FARTHEST)
 
 
 class Run(NamedTuple):
@@ -83,15 +83,14 @@ def rotation_of_model(given: Any, layer_type: str | None, length: int | None) ->
     model = SequenceModel.of(given)
     config: Any = None if model.config is None else model.config.get_text_config()
     types = dict(enumerate(getattr(config, "layer_types", None) or ()))
-    read = [(call.block, each) for call, each in read_rotations(model, length) if each is not None]
-    every = [(types.get(block[1]) if block else None, each) for block, each in read]
+    read = read_rotations(model, length)
+    every = [(types.get(call.block[1]) if call.block else None, each) for call, each in read if each is not None]
     chosen = [(kind, each) for kind, each in every if layer_type in (None, kind)]
     if not chosen or not all(chosen[0][1].same_as(each) for _, each in chosen):
         kinds = ", ".join(sorted({kind or "all" for kind, _ in every})) or "no layers"
-        raise ValueError(
-            f"{model} has several rotations, or none of layer_type={layer_type!r}: {kinds} rotate; name a layer_type, "
-            "or pass the part of the model that is meant"
-        )
+        advice = "name a layer_type, or pass the part of the model that is meant"
+        reason = f"has several rotations, or none of layer_type={layer_type!r}: {kinds} rotate"
+        raise ValueError(f"{model} {reason}; {advice}")
     kind, rotation = chosen[0]
     parameters = getattr(config, "rope_parameters", None) or {}
     declared = parameters.get(kind, parameters).get("rope_theta", getattr(config, "rope_theta", None))
@@ -137,7 +136,10 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
 
 def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
     """Return runs of a text of one token id: counted, and at places given as position ids, or of more tokens."""
-    runs = [_text_run(model, torch.arange(length or min(model.longest or SHORT, SHORT))[:, None], placed=False)]
+    most = [min(model.longest or each, each) for each in (SHORT, _COUNTED)]
+    taken = _sizes(model)
+    short, long = (next((n for n in range(each, 2, -1) if n not in taken), each) for each in most)
+    runs = [_text_run(model, torch.arange(length or short)[:, None], placed=False)]
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
             far = _text_run(model, _places(model, runs[0].inputs, length or _FARTHEST))
@@ -146,9 +148,13 @@ def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
                 return [*runs[: length is None], far]
     with suppress(ValueError):  # a table may have fewer rows
         if length is None:
-            tokens = torch.arange(min(model.longest or _COUNTED, _COUNTED))
-            runs.append(_text_run(model, tokens[:, None], placed=False))
+            runs.append(_text_run(model, torch.arange(long)[:, None], placed=False))
     return runs
+
+
+def _sizes(model: SequenceModel) -> set[int]:
+    """Return the numbers of tokens that are the size of an axis of the weights, also with one token more."""
+    return {size - more for each in model.module.parameters() for size in each.shape for more in (0, 1)}
 
 
 def _text_run(model: SequenceModel, places: Tensor, *, placed: bool = True) -> Run:
@@ -171,8 +177,7 @@ def _content_run(model: SequenceModel, length: int | None) -> Run:
 def _places(model: SequenceModel, inputs: Any, farthest: int) -> Tensor:
     """Return places that show every axis of a model's position ids, (n, axis).
 
-    The origin, 1, 2, 4... on each axis alone, and neighbours of the origin on all axes; so many that no axis of the
-    weights has their number.
+    The origin, 1, 2, 4... on each axis alone, and neighbours of the origin on all axes, in a clear number.
     """
     axes = {1}
 
@@ -186,8 +191,8 @@ def _places(model: SequenceModel, inputs: Any, farthest: int) -> Tensor:
     every, farthest = range(max(axes)), min(farthest, model.longest or farthest) - 1
     steps = sorted({farthest, *(2**k for k in range(farthest.bit_length()))} - {0})
     places = [[0 for _ in every], *([step * (axis == other) for other in every] for axis in every for step in steps)]
-    sizes = {size for each in model.module.parameters() for size in each.shape}
-    while len(places) < SHORT or {len(places), len(places) + 1} & sizes:
+    taken = _sizes(model)
+    while len(places) < SHORT or len(places) in taken:
         places.append([len(places) * (axis + 1) % (farthest + 1) for axis in every])
     return torch.tensor(places, device="cpu")
 
@@ -226,12 +231,8 @@ def _run(model: SequenceModel, inputs: Any, places: Tensor) -> Run:
     recorder.part = slice(None)
     with model.explaining(inputs), recorder.observing(model.module):
         model.run(inputs)
-    calls, states = [], []
-    for call in recorder.calls:
-        if call.query is not None and call.key is not None:
-            calls.append(call)
-            states.append(torch.cat([call.query, call.key]).detach().cpu().double())
-    return Run(inputs, places, calls, states)
+    calls: list[Any] = [call for call in recorder.calls if call.query is not None and call.key is not None]
+    return Run(inputs, places, calls, [torch.cat([call.query, call.key]).cpu().double() for call in calls])
 
 
 # ---- from queries and keys to a rotation
