@@ -139,19 +139,19 @@ class RotaryEncoding(ContentEncoding):
             >>> vit = DINOv3ViTModel(DINOv3ViTConfig(**size, patch_size=4, image_size=40))
             >>> patches = SequenceModel(vit, inputs=identical_patches(4))
             >>> RotaryEncoding.from_model(patches, length=100).wavelengths[0]  # in patches of the height and the width
-            tensor([[ 5.0000,     inf],
-                    [50.0000,     inf],
-                    [    inf,  5.0000],
-                    [    inf, 50.0000]])
+            tensor([[ 5., inf],
+                    [50., inf],
+                    [inf,  5.],
+                    [inf, 50.]])
         """
         from pelocality.models.rotations import rotation_of_model  # models import encodings
 
         rotation, base = rotation_of_model(model, layer_type, length)
-        return cls.of_waves(rotation.frequencies, rotation.pairs, base=base, attention_scaling=rotation.scaling)
+        return cls.of_waves(*rotation[:2], base=base, attention_scaling=rotation.scaling)
 
     @classmethod
-    def of_waves(cls, waves: Tensor, pairs: Tensor, **options: Any) -> Self:
-        """Return the encoding of wave vectors (1 or heads, dim / 2, axes) and the pairs of dimensions, (dim / 2, 2)."""
+    def of_waves(cls, pairs: Tensor, waves: Tensor, **options: Any) -> Self:
+        """Return the encoding of pairs of dimensions (dim / 2, 2) and wave vectors (1 or heads, dim / 2, axes)."""
         heads, bands, axes = waves.shape
         frequencies = waves if axes > 1 else waves[..., 0]
         return cls(2 * bands, heads, frequencies=frequencies, axes=axes, pairs=pairs, **options)
@@ -328,8 +328,8 @@ class RotaryEncoding(ContentEncoding):
         are off by 0.001 at position 10,000.
         """
         exact = torch.float32 if position.device.type in WITHOUT_FLOAT64 else torch.float64
-        places = position.to(exact) if self.axes > 1 else position.to(exact)[:, None]
-        angle = places @ self.waves.to(exact).mT
+        places = position.to(exact).view(-1, 1, self.axes)
+        angle = (places * self.waves.to(exact)[:, None]).sum(-1)  # a product of matrices is rounded in autocast
         cos, sin = (self.attention_scaling * each for each in (angle.cos(), angle.sin()))
         return cos.to(self.working_dtype), sin.to(self.working_dtype)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from pelocality._checks import count
 from pelocality.models._calls import argument_names, call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
@@ -81,6 +82,8 @@ def rotation_of_model(given: Any, layer_type: str | None, length: int | None) ->
         ValueError: There is none, or there are several; or as for `read_rotations`.
     """
     model = SequenceModel.of(given)
+    if length is not None:
+        count("length", length, least=2)
     config: Any = None if model.config is None else model.config.get_text_config()
     types = dict(enumerate(getattr(config, "layer_types", None) or ()))
     read = read_rotations(model, length)

@@ -3,7 +3,7 @@
 import copy
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality.encodings import Encoding, RotaryEncoding
-from pelocality.models._calls import argument_names
+from pelocality.models._calls import argument_names, call_of
 from pelocality.models._inference import depend_on_length, inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
 from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching
 from pelocality.models.attaching.positions import (
+    angles_of,
     disable_named,
     disable_positions,
     enable_parameters,
     note_places,
-    takes_angles,
 )
 from pelocality.models.attaching.saving import warn_of_adapters
 from pelocality.models.attaching.submodule import Attached, Place
@@ -83,13 +83,6 @@ class Plan:
         if self.disable and not plan.replaces and reason:
             raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
         return plan
-
-    def with_places(self, **values: Mapping[nn.Module, Any]) -> Self:
-        """Return the plan with other values of attributes of its places, each by module."""
-        places = dict(self.places)
-        for name, by_module in values.items():
-            places |= {module: places[module]._replace(**{name: value}) for module, value in by_module.items()}
-        return replace(self, places=places)
 
     def install(self, encodings: Sequence[Any], *, disable: bool) -> None:
         """Attach encodings, one for each place or None; `remove` undoes it, also where it was interrupted."""
@@ -265,16 +258,20 @@ def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
 
 def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: Any) -> list[RotaryEncoding | None]:
     """Return the rotation that each attention module is given as cosines and sines, None where there is none."""
-    modules = list(modules)
-    given = [takes_angles(module) for module in modules]
-    if not any(given):
-        return [None for _ in given]
+    modules, given = list(modules), set[nn.Module]()
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        if angles_of(call_of(module, args, kwargs)):
+            given.add(module)
+
+    with inference(model.module), hooked(modules, before=note):
+        model.outputs(inputs)
+    if not given:
+        return [None for _ in modules]
     length = max(tokens_seen(model, inputs)) if model.adds_tokens or depend_on_length(model.module) else None
-    read = {call.owner: rotation for call, rotation in read_rotations(model, length)}
-    own = [read.get(module) if takes else None for module, takes in zip(modules, given, strict=True)]
-    return [
-        each and RotaryEncoding.of_waves(each.frequencies, each.pairs, attention_scaling=each.scaling) for each in own
-    ]
+    read = {call.owner: each for call, each in read_rotations(model, length) if call.owner in given}
+    own = (read.get(module) for module in modules)
+    return [each and RotaryEncoding.of_waves(*each[:2], attention_scaling=each.scaling) for each in own]
 
 
 def states_of(output: Any) -> list[Tensor]:

@@ -7,6 +7,7 @@ its positions disabled and its masks opened, and as it is again; for a rotation 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -119,9 +120,9 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
             with plan.trial(nothing, disable=True):
                 _check_equivariance(model, inputs["input_ids"])
     # A layer that reads the keys of an earlier one rotates them by an encoding of its own.
-    if any(getattr(module, "is_kv_shared_layer", False) for module in plan.places):
-        sizes = {}
-    return plan.with_places(key_size=sizes)
+    shared = any(getattr(module, "is_kv_shared_layer", False) for module in plan.places)
+    sized = {each: place._replace(key_size=0 if shared else sizes.get(each, 0)) for each, place in plan.places.items()}
+    return replace(plan, places=sized)
 
 
 def _trial_rotation(encoding: Any, own: Any) -> Any:
