@@ -383,6 +383,11 @@ def test_frequencies_of_several_axes_are_learned_and_texts_take_those_of_a_line(
         of_text = logits(model, ids)
     with attach(model, line):
         assert_same_outputs(logits(model, ids), of_text)
+    with torch.no_grad():
+        with attach(model, [own, own.scaled(0.5)]):
+            expected = model(**inputs).logits
+        with attach(model, own.scaled(0.5), layers=[1]):
+            assert_same_outputs(model(**inputs).logits, expected)
     with pytest.raises(ValueError, match="axes"):
         attach(model, RotaryEncoding(own.dim, frequencies=own.frequencies[..., :2], axes=2))
     with pytest.raises(ValueError, match="axes"):

@@ -132,6 +132,8 @@ class Encoded(TorchFunctionMode):
         if self._keys_are_rotated:
             return self._rotate(query, self.past), key
         if query.shape[-2] != key.shape[-2]:  # the position ids of earlier keys are not known
+            if self.encoding.axes > 1:
+                raise ValueError("coordinates of earlier keys are not known; call the model without a cache")
             self.position_ids = None
         return self._rotate(query, before), self._rotate(key, 0)
 

@@ -108,7 +108,8 @@ def note_places(attentions: Sequence[nn.Module], module: Any, args: Any, kwargs:
     ids = call_of(module, args, kwargs).get("position_ids")
     if isinstance(ids, Tensor) and ids.ndim == 3:  # (axis, batch, n)
         for attention in attentions:
-            getattr(attention, ATTACHED).places = ids.movedim(0, -1)
+            if ATTACHED in attention._modules:  # not every layer has an encoding
+                getattr(attention, ATTACHED).places = ids.movedim(0, -1)
 
 
 # ---- a table
