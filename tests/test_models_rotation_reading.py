@@ -206,3 +206,12 @@ def test_what_is_no_rotation_by_the_places_is_refused(kind):
         places = places.flip(0).roll(3, 0)
     with pytest.raises(ValueError, match="angle"):
         rotation_of(states, places)
+
+
+def test_heads_of_nearly_equal_frequencies_are_told_apart():
+    torch.manual_seed(0)
+    places, pairs = torch.arange(61)[:, None], torch.arange(8).view(2, -1).T
+    wave = torch.tensor(series(8)).double()[None, :, None] * torch.tensor([1.0, 1.001])[:, None, None]
+    base = torch.randn(4, 1, 8).expand(-1, 61, -1)
+    found = rotation_of(turned(base, (places.double() @ wave.mT).repeat(2, 1, 1), pairs), places)
+    torch.testing.assert_close(found.frequencies, wave, rtol=1e-4, atol=1e-6)

@@ -261,15 +261,16 @@ def rotation_of(states: Tensor, places: Tensor) -> Rotation | None:
     for before, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
         part = slice(before, before + len(places))
         still = every[:, -1 if extra and not before else 0, None]
-        turns = (every * still.conj()).view(-1, heads, *every.shape[1:]).sum(0)
+        of_heads = (every * still.conj()).view(-1, heads, *every.shape[1:])
+        turns = of_heads.sum(0)
         placed, steps = turns[:, part], places - places[0]
         frequencies = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
         shift = _place_of(placed[0, 0].angle(), frequencies[0]) - places[0] if extra else torch.zeros_like(places[0])
         angles = torch.zeros_like(turns.real)
         angles[:, part] = (places + shift if extra else steps) @ frequencies.mT
-        off = _within_half_turn(turns.angle() - angles).abs()
+        off = _within_half_turn(of_heads.angle() - angles).abs()
         if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
-            return _with_still_bands(pairs, frequencies, shift)
+            return _with_still_bands(pairs, frequencies, shift, states.shape[-1])
         least = min(least, float(off.max()))
     raise ValueError(f"angles are off by {least:.2g} radians from those of frequencies")
 
@@ -304,7 +305,7 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
         for token in alone[steps[alone, axis].argsort()].tolist():
             step = steps[token, axis]
             frequencies[..., axis] += _within_half_turn(turns[:, token] - step * frequencies[..., axis]) / step
-    return frequencies.where(frequencies.abs() * steps.amax(0) > _ROUNDING[0], 0.0)
+    return frequencies.where(frequencies.abs() * steps.amax(0) > _STILL, 0.0)
 
 
 def _place_of(angles: Tensor, waves: Tensor) -> Tensor:
@@ -316,7 +317,7 @@ def _place_of(angles: Tensor, waves: Tensor) -> Tensor:
     return place
 
 
-def _with_still_bands(pairs: Tensor, waves: Tensor, shift: Tensor) -> Rotation:
+def _with_still_bands(pairs: Tensor, waves: Tensor, shift: Tensor, size: int) -> Rotation:
     """Return a rotation with frequencies above 0, by the order of each pair, and with the bands that do not turn.
 
     Dimensions that are paired with those half a rotation further leave room for these bands.
@@ -324,7 +325,8 @@ def _with_still_bands(pairs: Tensor, waves: Tensor, shift: Tensor) -> Rotation:
     leading = waves[0].gather(-1, (waves[0] != 0).int().argmax(-1, keepdim=True))  # (band, 1)
     band, stride = pairs[:, 0] - pairs[0, 0], int(pairs[0, 1] - pairs[0, 0])
     pairs, waves = pairs.where(leading >= 0, pairs.flip(-1)), waves.where(leading >= 0, -waves)
-    if bool((pairs.diff(dim=-1).abs() == stride).all()) and max(len(band), int(band[-1])) < stride:
+    halves = bool((pairs.diff(dim=-1).abs() == stride).all()) and int(pairs.min()) + 2 * stride <= size
+    if halves and max(len(band), int(band[-1])) < stride:
         pairs, of_turning = pairs.min() + torch.arange(2 * stride).view(2, -1).T, pairs
         pairs[band] = of_turning
         waves = waves.new_zeros(len(waves), stride, waves.shape[-1]).index_copy(1, band, waves)
