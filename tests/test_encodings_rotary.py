@@ -130,16 +130,17 @@ def test_bands_out_of_range_are_refused(kwargs):
 @pytest.mark.parametrize("name", ["Llama", "ModernBert", "Gemma3Text"])
 def test_the_rotation_of_a_model(name):
     config = getattr(hf, f"{name}Config")(
-        hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=8, vocab_size=9, pad_token_id=0
+        hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=8, vocab_size=9, pad_token_id=0
     )
     model = getattr(hf, f"{name}Model")(config)
     if name == "Llama":
-        assert torch.equal(RotaryEncoding.from_model(model).frequencies[0], model.rotary_emb.inv_freq)
+        found = RotaryEncoding.from_model(model).frequencies[0]
+        torch.testing.assert_close(found, model.rotary_emb.inv_freq, rtol=1e-6, atol=0)
         return
     with pytest.raises(ValueError, match="sliding_attention"):
         RotaryEncoding.from_model(model)
     encoding = RotaryEncoding.from_model(model, layer_type="full_attention")
-    assert torch.equal(encoding.frequencies[0], model.rotary_emb.full_attention_inv_freq)
+    torch.testing.assert_close(encoding.frequencies[0], model.rotary_emb.full_attention_inv_freq, rtol=1e-6, atol=0)
     assert encoding.base == config.rope_parameters["full_attention"]["rope_theta"]
 
 
@@ -191,15 +192,14 @@ def test_the_base_of_a_scaling_is_the_base():
     assert torch.equal(again.frequencies, rebased.frequencies)
 
 
-def test_a_part_of_a_model_with_several_rotations_is_wanted():
+def test_the_encoder_is_read_and_the_decoder_if_it_is_passed():
     def half(base):
         rope = {"rope_type": "default", "rope_theta": base}
         sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
         return hf.T5GemmaModuleConfig(**sizes, head_dim=8, num_key_value_heads=1, rope_parameters=rope)
 
     model = hf.T5GemmaModel(hf.T5GemmaConfig(encoder=half(1e4), decoder=half(100.0), vocab_size=99))
-    with pytest.raises(ValueError, match=r"several rotations.*encoder\.rotary_emb"):
-        RotaryEncoding.from_model(model)
+    assert RotaryEncoding.from_model(model).base == 1e4
     assert RotaryEncoding.from_model(model.decoder).base == 100.0
 
 
@@ -280,3 +280,86 @@ def test_a_rotation_is_rebuilt_from_its_configuration(learnable):
     assert torch.equal(again.frequencies, encoding.frequencies)
     assert again.configuration() == encoding.configuration()
     again.load_state_dict(encoding.state_dict())
+
+
+# ---- several axes
+
+
+def by_axes():
+    generator = torch.Generator().manual_seed(0)
+    frequencies = torch.rand(2, 4, 3, generator=generator).double()
+    frequencies[:, :2, 1:] = 0  # bands that read the first axis alone
+    pairs = [[0, 5], [6, 1], [2, 3], [9, 4]]
+    return RotaryEncoding(8, 2, frequencies=frequencies, axes=3, pairs=pairs, attention_scaling=1.1).double()
+
+
+def test_a_rotation_by_several_axes_is_a_product_of_rotations_and_its_kernel_depends_on_displacement():
+    encoding, generator = by_axes(), torch.Generator().manual_seed(1)
+    x = torch.randn(1, 2, 7, 12, dtype=torch.float64, generator=generator)
+    places = torch.randn(7, 3, dtype=torch.float64, generator=generator)
+    rotated = encoding.rotate(x, *encoding.angles(places))
+    for head in range(2):
+        for token in range(7):
+            matrix = torch.eye(12, dtype=torch.float64)
+            for (a, b), wave in zip(encoding.pairs, encoding.frequencies[head], strict=True):
+                angle = float(wave @ places[token])
+                turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]).double()
+                matrix[[[a], [b]], [[a, b]]] = 1.1 * turn
+            torch.testing.assert_close(rotated[0, head, token], matrix @ x[0, head, token], atol=1e-6, rtol=1e-6)
+    logits = rotated[0, :, :1] @ rotated[0].mT / 12**0.5
+    for key in range(7):
+        kernel = encoding.kernel(x[0, :, 0], x[0, :, key], places[key : key + 1] - places[:1])
+        torch.testing.assert_close(kernel[:, 0], logits[:, 0, key], atol=1e-6, rtol=1e-6)
+
+
+def test_one_axis_is_changed_alone():
+    encoding = by_axes()
+    w = encoding.frequencies
+    torch.testing.assert_close(
+        encoding.scaled([0.5, 2.0], axis=1).frequencies[..., 1], w[..., 1] * w.new([[0.5], [2.0]])
+    )
+    for changed in (encoding.scaled(0.5, axis=1), encoding.rebased(7.0, axis=1), encoding.without(axis=1)):
+        assert torch.equal(changed.frequencies[..., ::2], w[..., ::2])
+        assert not torch.equal(changed.frequencies, w)
+    assert not encoding.without(axis=2).frequencies[..., 2].any()
+    stopped = encoding.without(slowest=0.5, axis=1).frequencies[..., 1]  # half of the two bands that read it
+    assert ((stopped == 0).sum(-1) == 3).all()
+    assert torch.equal(stopped.amax(-1), w[..., 1].amax(-1))
+    with pytest.raises(ValueError, match="fastest"):
+        encoding.without(fastest=0.2, axis=1)
+    with pytest.raises(ValueError, match="axis"):
+        encoding.scaled(0.5, axis=3)
+
+
+def test_several_axes_are_saved_and_copied_and_another_base_is_that_of_one_series():
+    encoding = by_axes()
+    again = Encoding.from_configuration(encoding.configuration())
+    assert again.pairs == encoding.pairs
+    torch.testing.assert_close(again.frequencies.double(), encoding.frequencies, atol=1e-7, rtol=1e-6)
+    series = RotaryEncoding(16).frequencies[0]
+    frequencies = torch.zeros(8, 2).scatter(1, torch.tensor([[0], [1]] * 4), series[:, None])
+    rebased = RotaryEncoding(16, frequencies=frequencies, axes=2).rebased(100.0)
+    torch.testing.assert_close(rebased.frequencies.sum(-1)[0], RotaryEncoding(16, base=100.0).frequencies[0])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"axes": 2}, "frequencies"),
+        ({"axes": 2, "frequencies": torch.ones(4)}, r"\(4, 2\)"),
+        ({"axes": 2, "frequencies": torch.ones(4, 2), "causal": True}, "causal"),
+        ({"pairs": [[0, 1], [2, 3], [4, 5]]}, "pairs"),
+        ({"pairs": [[0, 1], [2, 3], [4, 5], [6, 6]]}, "pairs"),
+        ({"pairs": [[0, 1], [2, 3], [4, 5], [6, -1]]}, "pairs"),
+    ],
+)
+def test_what_cannot_be_a_rotation_by_axes_is_refused(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        RotaryEncoding(8, **kwargs)
+
+
+def test_tokens_of_several_coordinates_are_not_counted():
+    with pytest.raises(ValueError, match="coordinates"):
+        by_axes().attention_inputs(torch.randn(1, 2, 5, 12), torch.randn(1, 2, 5, 12))
+    with pytest.raises(ValueError, match="displacements"):
+        by_axes().kernel(torch.randn(2, 12), torch.randn(2, 12), 5)

@@ -1,5 +1,7 @@
 """Rotations in models: against the model's own rotation, rotations by complex numbers, and in what is measured."""
 
+import copy
+
 import pytest
 import torch
 import transformers as hf
@@ -11,12 +13,12 @@ from pelocality.models import (
     attached,
     audit,
     decompose,
+    load,
     positional_attention,
     positional_logits,
     rotary_from_targets,
     text_average,
 )
-from pelocality.models.attaching.positions import own_rotation
 from tests.families import ANY, assert_same_outputs, eagerly, same, small, spread, state, tiny, tokens
 from tests.test_models_attachment import hidden, set_implementation
 from tests.test_models_attachment_generation import LATENT
@@ -297,13 +299,96 @@ def test_a_rotation_is_read_where_halves_of_its_cosines_are_rounded_differently(
             torch.testing.assert_close(model(ids)[0], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("bands", [1, 3, 4, 5])
-@pytest.mark.parametrize("complex_numbers", [False, True])
-def test_a_rotation_is_read_from_angles_that_stand_once_also_of_an_odd_number_of_bands(bands, complex_numbers):
-    frequencies = 0.9 / 2.0 ** torch.arange(bands)
-    angles = torch.arange(N)[None, :, None] * frequencies
-    parts = angles.cos(), angles.sin()
-    call = {"freqs_cis": torch.complex(*parts)} if complex_numbers else {"position_embeddings": parts}
-    rotation = own_rotation(call)
-    assert rotation.dim == 2 * bands
-    torch.testing.assert_close(rotation.angles(torch.arange(N))[0][0].double(), parts[0][0].double(), atol=1e-6, rtol=0)
+# ---- tokens of several coordinates
+
+
+def of_images():
+    """Return a small Qwen2-VL, and two texts with images of two sizes, of which one is padded on the left."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    text = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": rope}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    tokens = {"image_token_id": 97, "video_token_id": 96, "vision_start_token_id": 95, "vision_end_token_id": 94}
+    config = hf.Qwen2VLConfig(text_config=text | heads, vision_config=vision, **tokens)
+    ids = torch.arange(10, 42).view(2, 16)
+    ids[0, 3], ids[0, 4:10], ids[1, 6], ids[1, 7:13], ids[1, :2] = 95, 97, 95, 97, 0
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": (ids != 0).long(),
+        "mm_token_type_ids": (ids == 97).int(),
+        "pixel_values": torch.randn(48, 96),
+        "image_grid_thw": torch.tensor([[1, 4, 6], [1, 6, 4]]),
+    }
+    return spread(hf.Qwen2VLForConditionalGeneration(config)).eval(), inputs
+
+
+CHANGES = {
+    "frames": lambda own: own.scaled(0.5, axis=0),
+    "no rows": lambda own: own.without(axis=1),
+    "no fast columns": lambda own: own.without(fastest=0.3, axis=2),
+    "all": lambda own: own.scaled(2.0),
+    "another base": lambda own: own.rebased(100.0),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "sdpa"])
+def test_frequencies_of_each_axis_are_those_of_images_in_a_batch(way):
+    model, inputs = of_images()
+    set_implementation(model, way)
+    own, rotary, before = RotaryEncoding.from_model(model), model.model.language_model.rotary_emb, state(model)
+    if way == "eager":  # the model's own rows of padding are NaN there, and so is their text
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    with torch.no_grad():
+        plain = model(**inputs).logits
+        for change in CHANGES.values():
+            changed = change(own)
+
+            def angles(states, position_ids):
+                angle = torch.einsum("abn,fa->bnf", position_ids.double(), changed.waves[0].double())  # noqa: B023
+                return [each.float() for each in (angle.cos().repeat(1, 1, 2), angle.sin().repeat(1, 1, 2))]
+
+            rotary.forward = angles
+            expected = model(**inputs).logits
+            del rotary.forward
+            with attach(model, changed):
+                torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+                again = copy.deepcopy(model)
+            torch.testing.assert_close(again(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+            assert not torch.allclose(expected, plain, atol=1e-3)
+        assert torch.equal(model(**inputs).logits, plain)
+    assert same(before, state(model))
+
+
+def test_images_are_continued_from_a_cache_and_by_a_loaded_model(tmp_path):
+    model, inputs = of_images()
+    own = RotaryEncoding.from_model(model)
+    options = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    with attach(model, own.scaled(0.5, axis=1)) as attachment:
+        found = [model.generate(**inputs, **options, use_cache=each).logits for each in (True, False)]
+        attachment.save(tmp_path)
+    torch.testing.assert_close(*map(torch.stack, found), atol=1e-4, rtol=1e-4)
+    again = load(tmp_path, model).generate(**inputs, **options).logits
+    torch.testing.assert_close(torch.stack(again), torch.stack(found[0]))
+
+
+def test_frequencies_of_several_axes_are_learned_and_texts_take_those_of_a_line():
+    model, inputs = of_images()
+    own, ids = RotaryEncoding.from_model(model), tokens(2, N)
+    learned = RotaryEncoding(own.dim, 2, frequencies=own.frequencies, axes=3, learnable=True)
+    line = RotaryEncoding(own.dim, frequencies=own.frequencies.sum(-1))
+    with attach(model, learned) as attachment:
+        model(**inputs).logits.square().mean().backward()
+        assert all(each.free_frequencies.grad.any((0, 1)).all() for each in attachment.encodings)
+        of_text = logits(model, ids)
+    with attach(model, line):
+        assert_same_outputs(logits(model, ids), of_text)
+    with torch.no_grad():
+        with attach(model, [own, own.scaled(0.5)]):
+            expected = model(**inputs).logits
+        with attach(model, own.scaled(0.5), layers=[1]):
+            assert_same_outputs(model(**inputs).logits, expected)
+    with pytest.raises(ValueError, match="axes"):
+        attach(model, RotaryEncoding(own.dim, frequencies=own.frequencies[..., :2], axes=2))
+    with pytest.raises(ValueError, match="axes"):
+        attach(llama(), own)

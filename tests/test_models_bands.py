@@ -117,6 +117,26 @@ def test_the_first_tokens_are_left_out():
     assert found.texts == 2
 
 
+def test_bands_of_images_and_text_have_the_axis_that_turns_them():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    config = small(hf.Qwen2VLTextConfig, num_key_value_heads=1, pad_token_id=0, rope_parameters=rope)
+    found = rotary_bands(spread(hf.Qwen2VLTextModel(config)), None, batch(tokens(2, N)), special_tokens=True)
+    assert found.axis.tolist() == [[0, 0, 1, 2]] * len(found.layers)
+    assert sorted(set(found.to_frame()["axis"])) == [0, 1, 2]
+    torch.testing.assert_close(found.wavelength[0].float(), 2 * torch.pi * 1e4 ** (torch.arange(4) / 4))
+
+
+def test_bands_that_do_not_rotate_have_no_axis():
+    found = rotary_bands(build("a quarter of the dimensions"), None, batch(tokens(2, N)), special_tokens=True)
+    rotating = found.wavelength.isfinite()
+    assert torch.equal(found.axis >= 0, rotating)
+    assert rotating.any()
+    assert not rotating.all()
+    assert (
+        rotary_bands(build("layers without rotations"), None, batch(tokens(2, N)), special_tokens=True).axis[1] < 0
+    ).all()
+
+
 def test_models_without_rotations_are_refused():
     with pytest.raises(ValueError, match="does not rotate"):
         rotary_bands(tiny("bert"), None, batch(tokens(1, N)), special_tokens=True)

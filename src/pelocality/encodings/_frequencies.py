@@ -1,7 +1,7 @@
-"""Where the frequencies of a rotation come from: a base, a scaling for long inputs, numbers, or a model."""
+"""Where the frequencies of a rotation come from: a base, a scaling for long inputs, or numbers."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,34 +10,6 @@ from pelocality._checks import count, number, real_numbers
 from pelocality.encodings._rotary_angles import RotaryAngles
 
 _FIXED = ("default", "linear", "yarn", "llama3")
-
-
-class Rotation(NamedTuple):
-    """The rotation of a rotary module for one type of layers, or for all (None)."""
-
-    place: str
-    layer_type: str | None
-    frequencies: Tensor
-    scaling: float
-    base: float
-
-
-def rotations_of(model: nn.Module) -> list[Rotation]:
-    """Return the rotations of a transformers model.
-
-    Raises:
-        ValueError: Frequencies depend on the length of the input.
-    """
-    found = []
-    for place, module in model.named_modules():
-        if any(map(by_length, rope_types(module))):
-            raise ValueError(f"the frequencies of {type(model).__name__} depend on the length; use another rope_type")
-        for name in frequency_buffers(module):
-            layer_type = name.removesuffix("inv_freq").rstrip("_") or None
-            parameters = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
-            base = parameters.get(layer_type, parameters).get("rope_theta", 10000.0)
-            found.append(Rotation(place, layer_type, module.get_buffer(name).detach(), scaling_of(module, name), base))
-    return found
 
 
 def rope_types(module: nn.Module) -> list[str]:
@@ -49,22 +21,6 @@ def rope_types(module: nn.Module) -> list[str]:
 def by_length(kind: str) -> bool:
     """Return whether the frequencies of a ``rope_type`` depend on the length of the input."""
     return "dynamic" in kind or kind == "longrope"
-
-
-def frequency_buffers(module: nn.Module) -> list[str]:
-    """Return the names of the buffers of a rotary module of transformers that hold frequencies in use."""
-    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
-    return [name for name in names if not name.endswith(("original_inv_freq", "long_inv_freq"))]
-
-
-def scaling_name(frequencies: str) -> str:
-    """Return the name of the attribute with the attention scaling that belongs to a buffer of frequencies."""
-    return frequencies.replace("inv_freq", "attention_scaling")
-
-
-def scaling_of(module: nn.Module, frequencies: str) -> float:
-    """Return the attention scaling that belongs to a buffer of frequencies, 1 without one."""
-    return float(getattr(module, scaling_name(frequencies), 1.0))
 
 
 def checked_scaling(scaling: Any) -> dict[str, Any] | None:
@@ -95,13 +51,29 @@ def published_frequencies(dim: int, base: float, scaling: dict[str, Any] | None)
     return angles.frequencies()[None], angles.attention_factor
 
 
-def checked_frequencies(frequencies: Any, heads: int, bands: int) -> Tensor:
-    """Return frequencies as (1, bands) or (heads, bands), in float64."""
+def checked_frequencies(frequencies: Any, heads: int, bands: int, axes: int) -> Tensor:
+    """Return frequencies as (1, bands) or (heads, bands), of several axes (..., axes), in float64."""
     values = torch.as_tensor(real_numbers("frequencies", frequencies), dtype=torch.float64, device="cpu")
-    values = values[None] if values.ndim == 1 else values
-    if values.ndim != 2 or values.shape[0] not in (1, heads) or values.shape[1] != bands:
+    shape = (bands,) if axes == 1 else (bands, axes)
+    values = values[None] if values.ndim == len(shape) else values
+    if values.shape[1:] != shape or values.shape[0] not in (1, heads):
         given = tuple(values.shape)
-        raise ValueError(f"frequencies must be ({bands},), or ({heads}, {bands}) for {heads} heads, got shape {given}")
+        raise ValueError(f"frequencies must be {shape}, or {(heads, *shape)} for {heads} heads, got shape {given}")
     if not bool(torch.isfinite(values.float()).all()):
         raise ValueError("frequencies must be finite in float32, got NaN or infinity")
     return values
+
+
+def checked_pairs(interleaved: bool, pairs: Any, dim: int) -> tuple[bool, tuple[tuple[int, ...], ...] | None]:
+    """Return whether the pairs of dimensions are neighbours, and the pairs, None where they are these or halves."""
+    if pairs is None:
+        return interleaved, None
+    array = torch.as_tensor(pairs, device="cpu")
+    dimensions = set(array.flatten().tolist())
+    if array.shape != (dim // 2, 2) or array.is_floating_point() or len(dimensions) < dim or min(dimensions) < 0:
+        raise ValueError(f"pairs must be {dim} different dimensions, two for each frequency, got {pairs}")
+    band = torch.arange(dim, device="cpu")
+    for neighbours, usual in ((False, band.view(2, -1).T), (True, band.view(-1, 2))):
+        if torch.equal(array, usual):
+            return neighbours, None
+    return interleaved, tuple(map(tuple, array.tolist()))

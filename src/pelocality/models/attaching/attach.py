@@ -220,8 +220,11 @@ def _check_fit(encoding: Encoding, module: nn.Module, place: Place, own: RotaryE
         reasons.append("causal=True, but a rotation hides nothing, and this model is bidirectional")
     if own is not None and encoding.dim != own.dim:
         reasons.append(f"dim={encoding.dim}, but the model rotates {own.dim} dimensions")
-    if own is not None and encoding.interleaved:
-        reasons.append("interleaved=True, but dimensions are paired as the model does when attached")
+    paired: Any = own and [(each.interleaved, each.pairs) for each in (encoding, own)]
+    if own is not None and paired[0] not in ((False, None), paired[1]):
+        reasons.append("interleaved=True or pairs, but dimensions are paired as the model does when attached")
+    if rotates and encoding.axes not in (1, 1 if own is None else own.axes):
+        reasons.append(f"axes={encoding.axes}, but tokens of the model have {1 if own is None else own.axes}")
     for part in encoding.modules() if place.causal else ():
         if isinstance(part, Encoding) and not part.causal and part.future_only is not None:
             advice = "leave it at its default, and do not learn it"

@@ -55,7 +55,7 @@ class Encoded(TorchFunctionMode):
         self.cache: Any = None  # the cache that the module was given
         self.past: Any = None  # the number of tokens before the first query, None without a cache
         self.before: Any = None  # the number of keys before the key of the first query, None without a cache
-        self.position_ids: Tensor | None = None  # (batch or 1, n), of which a rotation takes the angles
+        self.position_ids: Tensor | None = None  # (batch or 1, n, maybe axis), of which a rotation takes the angles
         self._angles_of_ids: Any = None
         self._keys_are_rotated = False
         # how the arguments of functions of torch are changed
@@ -114,22 +114,21 @@ class Encoded(TorchFunctionMode):
 
     def _rotate(self, states: Tensor, first: Any) -> Tensor:
         """Return queries or keys (batch, heads, n, d) rotated from the position of the first one on."""
-        place = self.attached.place
-        size = states.shape[-1] - self.encoding.dim if place.rotates_last else 0
         with loaded(self.encoding, [self.encoding]):
-            cos, sin = self._angles(first, states)
-            rotated = self.encoding.rotate(states[..., size:], cos, -sin if place.rotates_back else sin)
-        return torch.cat([states[..., :size], rotated], -1) if size else rotated
+            rotated: Tensor = self.encoding.rotate(states, *self._angles(first, states))
+        return rotated
 
     def _angles(self, first: Any, states: Tensor) -> Any:
         """Return cosines and sines for tokens at their position ids, or from a first position on."""
         ids, n = self.position_ids, states.shape[-2]
         on_cpu = states.device.type == "cpu" and not torch.compiler.is_compiling()
         # counted positions have a table; on other devices comparing would make the host wait
-        if ids is None or (on_cpu and torch.equal(ids, (torch.arange(n, device="cpu") + first).expand_as(ids))):
+        counted = self.encoding.text_places(torch.arange(n, device="cpu") + first) if on_cpu else None
+        if ids is None or (counted is not None and torch.equal(ids, counted.expand_as(ids))):
             return self.encoding.angles_from(first, n, states.device)
         if self._angles_of_ids is None:  # queries and keys have the same, (batch, heads, n, d / 2)
-            by_head = (each.unflatten(1, ids.shape).transpose(0, 1) for each in self.encoding.angles(ids.flatten()))
+            angles = self.encoding.angles(ids.flatten(0, 1))
+            by_head = (each.unflatten(1, ids.shape[:2]).transpose(0, 1) for each in angles)
             self._angles_of_ids = tuple(by_head)
         return self._angles_of_ids
 
@@ -141,6 +140,8 @@ class Encoded(TorchFunctionMode):
         if self._keys_are_rotated:
             return self._rotate(query, self.past), key
         if query.shape[-2] != key.shape[-2]:  # the position ids of earlier keys are not known
+            if self.encoding.axes > 1:
+                raise ValueError("coordinates of earlier keys are not known; call the model without a cache")
             self.position_ids = None
         return self._rotate(query, before), self._rotate(key, 0)
 

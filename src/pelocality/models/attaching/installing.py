@@ -5,7 +5,7 @@ import math
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -16,23 +16,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pelocality.encodings import Encoding, RotaryEncoding
-from pelocality.models._calls import call_of
-from pelocality.models._inference import inference
+from pelocality.models._calls import argument_names, call_of
+from pelocality.models._inference import depend_on_length, inference
 from pelocality.models._restore import called, hooked, override, restore_module, restoring
 from pelocality.models._weights import execution_device
-from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching, without_cache
+from pelocality.models.attaching.calls import check_call, check_implementation, no_continuous_batching
 from pelocality.models.attaching.positions import (
+    angles_of,
     disable_named,
     disable_positions,
     enable_parameters,
-    own_rotation,
-    without_rotation,
+    note_places,
 )
 from pelocality.models.attaching.saving import warn_of_adapters
 from pelocality.models.attaching.submodule import Attached, Place
 from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.layers import texts_of
 from pelocality.models.observer import Attention
+from pelocality.models.rotations import read_rotations, tokens_seen
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.models.token_proof import Axes, first_text, prove_tokens, tensors_of
 
@@ -87,13 +88,6 @@ class Plan:
             raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
         return plan
 
-    def with_places(self, **values: Mapping[nn.Module, Any]) -> Self:
-        """Return the plan with other values of attributes of its places, each by module."""
-        places = dict(self.places)
-        for name, by_module in values.items():
-            places |= {module: places[module]._replace(**{name: value}) for module, value in by_module.items()}
-        return replace(self, places=places)
-
     def install(self, encodings: Sequence[Any], *, disable: bool) -> None:
         """Attach encodings, one for each place or None; `remove` undoes it, also where it was interrupted."""
         model, names = self.model, self.names if disable else ()
@@ -111,6 +105,10 @@ class Plan:
         for module in base.modules():
             if vars(module).get(_NESTS):  # nn.TransformerEncoder packs texts for a kernel without encodings
                 vars(module).update({_NESTS: False, _NESTED: True})
+        if any(getattr(each, "axes", 1) > 1 for each in encodings):
+            for module in base.modules():
+                if "position_ids" in argument_names(module):
+                    module.register_forward_pre_hook(partial(note_places, list(self.places)), with_kwargs=True)
         base.register_state_dict_post_hook(warn_of_adapters)
         if record is None:
             disable_named(base, names)
@@ -276,22 +274,21 @@ def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: Any) -> list[RotaryEncoding | None]:
-    """Return the rotation that each attention module is given and uses, None where there is none."""
-    rotations: dict[nn.Module, RotaryEncoding] = {}
+    """Return the rotation that each attention module is given as cosines and sines, None where there is none."""
+    modules, given = list(modules), set[nn.Module]()
 
-    def note(attention: Any, args: Any, kwargs: Any, output: Any) -> None:
-        call = without_cache(call_of(attention, args, kwargs))
-        rotation = own_rotation(call)
-        if rotation is None or attention in rotations:
-            return
-        again = attention.forward(**without_rotation(call))
-        if not all(map(torch.equal, states_of(output), states_of(again))):
-            rotations[attention] = rotation
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        if angles_of(call_of(module, args, kwargs)):
+            given.add(module)
 
-    modules = list(modules)
-    with inference(model.module), hooked(modules, after=note):
+    with inference(model.module), hooked(modules, before=note):
         model.outputs(inputs)
-    return [rotations.get(module) for module in modules]
+    if not given:
+        return [None for _ in modules]
+    length = max(tokens_seen(model, inputs)) if model.adds_tokens or depend_on_length(model.module) else None
+    read = {call.owner: each for call, each in read_rotations(model, length) if call.owner in given}
+    own = (read.get(module) for module in modules)
+    return [each and RotaryEncoding.of_waves(*each[:2], attention_scaling=each.scaling) for each in own]
 
 
 def states_of(output: Any) -> list[Tensor]:

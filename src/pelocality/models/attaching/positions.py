@@ -1,7 +1,6 @@
 """The positions of a model, disabled while an encoding is attached, and the rotations that its attention is given."""
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from pelocality.encodings import RotaryEncoding
-from pelocality.models._calls import argument_names, changes_call
+from pelocality.models._calls import argument_names, call_of, changes_call
 from pelocality.models.families import ATTACHED, Architecture
 
 # Attention modules take cosines and sines under these names.
@@ -105,26 +103,13 @@ def takes_angles(module: nn.Module) -> bool:
     return any(_ANGLES.search(name) for name in argument_names(module))
 
 
-def own_rotation(call: dict[str, Any]) -> RotaryEncoding | None:
-    """Return the rotation by which an attention module is called, read from its first tokens; None without one."""
-    every = angles_of(call)
-    if not every:
-        return None
-    parts = every[0] if len(every[0]) == 2 else (every[0][0].real, every[0][0].imag)
-    cos, sin = (each.detach().flatten(0, -3)[0].double() for each in parts)  # (n, d or d / 2)
-    angle, half = torch.atan2(sin, cos), cos.shape[-1] // 2
-    both = torch.stack([cos, sin])  # equal but for rounding where each angle stands twice
-    if cos.shape[-1] % 2:
-        pass  # each angle stands once
-    elif torch.allclose(both[..., :half], both[..., half:], atol=1e-5):
-        angle = angle[:, :half]
-    elif torch.allclose(both[..., 0::2], both[..., 1::2], atol=1e-5):
-        angle = angle[:, 0::2]
-    frequencies = angle[1]
-    for position in range(2, len(angle)):  # each reading is as exact as the dtype, and divides its error by more
-        turns = (position * frequencies - angle[position]) / (2 * math.pi)
-        frequencies = (angle[position] + 2 * math.pi * turns.round()) / position
-    return RotaryEncoding(2 * len(frequencies), frequencies=frequencies, attention_scaling=float(cos[0, 0]))
+def note_places(attentions: Sequence[nn.Module], module: Any, args: Any, kwargs: Any) -> None:
+    """Note the coordinates of tokens on several axes, which a module is called with (a hook)."""
+    ids = call_of(module, args, kwargs).get("position_ids")
+    if isinstance(ids, Tensor) and ids.ndim == 3:  # (axis, batch, n)
+        for attention in attentions:
+            if ATTACHED in attention._modules:  # not every layer has an encoding
+                getattr(attention, ATTACHED).places = ids.movedim(0, -1)
 
 
 # ---- a table

@@ -5,10 +5,10 @@ its positions disabled and its masks opened, and as it is again; for a rotation 
 """
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -133,8 +133,7 @@ def prove_encodings(plan: Plan) -> None:
 def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
     """Make rotations rotate what the model rotates, and return the plan with the size of the keys that are rotated.
 
-    The model's own rotation as an encoding, or angles of zero where it has none, change no output if these dimensions
-    are paired as in the model: the halves or neighbours, of the first dimensions or of the last ones.
+    The model's own rotation as an encoding, or angles of zero where it has none, change no output.
 
     Args:
         plan: The places, and the rotations that are replaced.
@@ -145,33 +144,23 @@ def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
     """
     model = plan.model
     trials = [_trial_rotation(*each) for each in zip(encodings, plan.own, strict=True)]
-    rotations = [each for each in (*trials, *encodings) if isinstance(each, RotaryEncoding)]
-    pairings = [*itertools.product((False, True) if plan.replaces else (False,), repeat=3)]
-    offs: dict[tuple[bool, ...], float] = {}
+    for each, own in zip(encodings, plan.own, strict=True):
+        if each is not None and own is not None:
+            each.interleaved, each.pairs = own.interleaved, own.pairs
     with proving(plan, "a rotary encoding", plan.inputs) as (inputs, before, noise):
-        for pairing in (*pairings, None):  # where a model rounds so much that none is exact, the nearest
-            last, back, interleaved = pairing or min(offs, key=offs.__getitem__)
-            for each in rotations if plan.replaces else ():
-                each.interleaved = interleaved
-            every = dict.fromkeys(plan.places, last), dict.fromkeys(plan.places, back)
-            plan = plan.with_places(rotates_last=every[0], rotates_back=every[1])
-            with plan.trial(trials, disable=plan.replaces):
-                outputs = outputs_of(model, inputs)
-                rotating = [module for module in plan.places if ATTACHED in module._modules]
-                sizes = {module: getattr(module, ATTACHED).key_size for module in rotating}
-            offs[last, back, interleaved] = max(map(largest_difference, outputs, before))
-            if _equal(zip(outputs, before, strict=True), noise if pairing is None else float):
-                break
-        else:
-            _check_same(outputs, before, noise, "with its own rotation, or with angles of zero, its outputs are others")
+        with plan.trial(trials, disable=plan.replaces):
+            outputs = outputs_of(model, inputs)
+            rotating = [module for module in plan.places if ATTACHED in module._modules]
+            sizes = {module: getattr(module, ATTACHED).key_size for module in rotating}
+        _check_same(outputs, before, noise, "with its own rotation, or with angles of zero, its outputs are others")
         if plan.disable and not plan.replaces and not model.adds_tokens:
             nothing = [NoEncoding() for _ in plan.places]
             with plan.trial(nothing, disable=True):
                 _check_equivariance(model, inputs["input_ids"])
     # A layer that reads the keys of an earlier one rotates them by an encoding of its own.
-    if any(getattr(module, "is_kv_shared_layer", False) for module in plan.places):
-        sizes = {}
-    return plan.with_places(key_size=sizes)
+    shared = any(getattr(module, "is_kv_shared_layer", False) for module in plan.places)
+    sized = {each: place._replace(key_size=0 if shared else sizes.get(each, 0)) for each, place in plan.places.items()}
+    return replace(plan, places=sized)
 
 
 def _trial_rotation(encoding: Any, own: Any) -> Any:

@@ -33,16 +33,12 @@ class Place(NamedTuple):
         causal: Whether no query saw a later key.
         key_size: The dimensions of its keys, if these enter a cache and no later layer reads them from there; or else
             0. Such keys are rotated once, before they enter the cache.
-        rotates_last: Whether the last dimensions of queries and keys are rotated, not the first (DeepSeek).
-        rotates_back: Whether queries and keys are rotated in the other direction (nanochat).
     """
 
     heads: int
     sink: bool = False
     causal: bool = False
     key_size: int = 0
-    rotates_last: bool = False
-    rotates_back: bool = False
     first: int = 0
     parts: int = 1
 
@@ -88,6 +84,7 @@ class Attached(nn.Module):
         self.positions_disabled, self.disabled = positions_disabled, tuple(disabled)
         self.implementation, self.is_rotation = implementation, is_rotation
         self.by_distance = _depends_on_distance_alone(encoding)
+        self.places: Tensor | None = None  # coordinates of tokens on several axes, in the last call
         self.takes_position_ids = False  # whether its last call had position ids, and the encoding is a rotation
         self.gives_angles = False  # whether parts of the attention module are given angles
         self.own_angles: list[Angles] = []  # those of the model, in the last call
@@ -170,9 +167,10 @@ class Attached(nn.Module):
         if self.record is not None:
             args, kwargs = (), self.without_positions(call_of(attention, args, kwargs))
             hidden = kwargs[hidden_argument(attention)]
-            ids = kwargs.get("position_ids")
-            fits = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == hidden.shape[self.record.token_axis]
-            if self.is_rotation and fits:
+            several = getattr(self.encoding, "axes", 1) > 1 and self.places is not None
+            ids: Any = self.places if several else kwargs.get("position_ids")
+            fits = isinstance(ids, Tensor) and ids.ndim == 2 + several
+            if self.is_rotation and fits and ids.shape[1] == hidden.shape[self.record.token_axis]:
                 self.takes_position_ids, mode.position_ids = True, ids
             kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
         with mode:

@@ -7,7 +7,8 @@ have done, and the long runs that a window of some thousand tokens needs cost no
 
 import re
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ class Call(NamedTuple):
         weights: (head, n, n), likewise.
         reach: Which keys are visible, over the full length of the run.
         sinks: The weight of learned sinks (head, n), likewise, or None where rows sum to 1 over the sequence.
+        owner: The module that computed it.
     """
 
     block: Block | None
@@ -70,6 +72,7 @@ class Call(NamedTuple):
     weights: Tensor
     reach: Reach
     sinks: Tensor | None = None
+    owner: nn.Module | None = None
 
 
 class NoRowError(Exception):
@@ -171,7 +174,8 @@ class Recorder(Observer):
         corner = None if mask is None else mask.broadcast_to(*mask.shape[:-2], n, n)[..., part, part]
         logits = _flat(kernel_logits(call | {"query": query, "key": key, "attn_mask": corner}))
         weights, reach = logits.softmax(-1).cpu().double(), self._reaches[mask, causal]
-        self.calls.append(Call(self.block, _flat(query), _flat(key), logits.cpu().double(), weights, reach))
+        query, key, logits = _flat(query), _flat(key), logits.cpu().double()
+        self.calls.append(Call(self.block, query, key, logits, weights, reach, owner=self._owner))
 
     def see_softmax(self, logits: Tensor, weights: Tensor, without_sum: bool = False) -> None:
         """Record an attention that is computed step by step."""
@@ -183,7 +187,9 @@ class Recorder(Observer):
         query, key = (None, None) if factors is None else (_flat(each)[:, part] for each in factors)
         logits, weights = (each[:, part].cpu().double() for each in (logits, weights))
         sinks = weights[..., n:].sum(-1) if weights.shape[-1] > n else None
-        self.calls.append(Call(self.block, query, key, logits[..., part], weights[..., part], reach, sinks))
+        self.calls.append(
+            Call(self.block, query, key, logits[..., part], weights[..., part], reach, sinks, self._owner)
+        )
 
     def _reach(self, visible: Tensor) -> Reach:
         """Return the reach of the tokens from visible keys (..., n, n); a window without a name is "irregular"."""
@@ -226,6 +232,17 @@ def distances(n: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the distance i - j from each query back to each key: (n, n)."""
     position = torch.arange(n, device=device)
     return position[:, None] - position
+
+
+@contextmanager
+def unrotated(model: nn.Module) -> Iterator[None]:
+    """Run a model with angles of 0 in a with-statement, as far as these are made by rotary modules."""
+    rotary = [each for each in model.modules() if _ROTARY.search(type(each).__name__)]
+    with ExitStack() as still, hooked(rotary, after=_without_angles, last=True):
+        for each in attached_biases(model):
+            if each.is_rotation:  # an attached rotation takes the place of what these modules return
+                still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
+        yield
 
 
 def _without_angles(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -335,12 +352,8 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     ids = torch.full((1, length), word, device=text.device)
     on_text = _run(model, {"input_ids": text}, constant=False).calls
     constant = _run(model, {"input_ids": ids})
-    modules = [each for each in model.module.modules() if _ROTARY.search(type(each).__name__)]
-    with ExitStack() as still, hooked(modules, after=_without_angles, last=True):
-        for each in attached_biases(model.module):
-            if each.is_rotation:  # an attached rotation takes the place of what these modules return
-                still.enter_context(changed(each, "encoding", each.encoding.scaled(0.0)))
-        unrotated = _run(model, {"input_ids": ids}).calls
+    with unrotated(model.module):
+        still = _run(model, {"input_ids": ids}).calls
     numbers, _, others = layer_numbers(model.config, [call.block for call in constant.calls])
     several = len({call.block[0] for call in constant.calls if call.block is not None}) > 1  # lists of blocks
     has_table = _table_at_input(constant.lookups, widths) is not None
@@ -365,7 +378,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
         few["position_ids"] = (far[:, None] if in_sections else far).to(ids.device)
         distant = [call.query for call in _run(model, few).calls]
     layers = []
-    for place, (call, other, query) in enumerate(zip(constant.calls, unrotated, distant, strict=True)):
+    for place, (call, other, query) in enumerate(zip(constant.calls, still, distant, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
         rotation = family.declared_rotation(config, block)
         axes, hints = family.declared_axes(rotation), [rotation.dims] if isinstance(rotation, RotaryAngles) else []

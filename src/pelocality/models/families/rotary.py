@@ -27,6 +27,7 @@ class Rotary(KnownLogits):
         *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma"),
         *("gemma2", "gemma3_text", "vaultgemma", "smollm3", "phi", "stablelm", "granite", "granitemoe", "starcoder2"),
         *("arcee", "apertus", "cwm", "seed_oss", "nemotron", "bitnet", "glm4_moe", "dots1", "minimax_m2", "eurobert"),
+        *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
     )
     projections = ("q_proj", "k_proj")
     head_size = "head_dim"
@@ -70,13 +71,14 @@ class Rotary(KnownLogits):
         device = next(base.rotary_emb.buffers()).device
         # Only dtype and device are read here: angles of half precision are not rounded.
         states = torch.empty(1, dtype=torch.promote_types(base.dtype, torch.float32), device=device)
-        position_ids = torch.arange(length, device=device)[None]
+        axes = len((base.config.rope_parameters or {}).get("mrope_section", ()))  # text has one coordinate on all
+        position_ids = torch.arange(length, device=device).expand(*([axes] if axes else []), 1, -1)
         types = "layer_type" in argument_names(base.rotary_emb)
         layer_type = (base.config.layer_types[module.layer_idx],) if types else ()
         angles = base.rotary_emb(states, position_ids, *layer_type)
-        cos, sin = (self._by_pair(each[0]) for each in angles)
+        cos, sin = (self._by_pair(each.flatten(0, -3)[0]) for each in angles)
         if ATTACHED in module._modules:
-            cos, sin = (each[0] for each in getattr(module, ATTACHED).encoding.angles(position_ids[0]))
+            cos, sin = (each[0] for each in getattr(module, ATTACHED).encoding.angles_from(0, length, device))
         in_window = getattr(module, "sliding_window", 0) is not None  # Command R7B
         if not (getattr(module, "use_rope", True) and (in_window or not self.rotates_in_windows_alone)):  # SmolLM3
             return torch.ones_like(cos), torch.zeros_like(sin)

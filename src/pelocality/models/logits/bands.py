@@ -8,12 +8,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._inference import inference
+from pelocality.models._inference import depend_on_length, inference
 from pelocality.models._weights import loaded
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import requested_layers
 from pelocality.models.logits.content import by_layer
 from pelocality.models.logits.terms import known_logits, rotated
+from pelocality.models.rotations import read_rotations
 from pelocality.models.sequence_model import SequenceModel
 
 _MASSIVE = 5.0  # times the mean norm of a head's dimensions (Jin et al., 2025)
@@ -32,6 +33,9 @@ class RotaryBands:
             reduces the variance of the other bands.
         massive_queries: Whether one of the two dimensions of queries has a massive value, (layer, head, band).
         massive_keys: The same for keys.
+        axis: The coordinate that turns each band, (layer, band): 0 on a line; in a model of images and text 0 for time
+            and text, 1 for the row, 2 for the column of a patch, and the wavelength is along this axis, in frames,
+            tokens or patches; -1 if a band does not rotate.
         layers: The model's layer numbers along the first axis.
         texts: The number of texts.
     """
@@ -43,6 +47,7 @@ class RotaryBands:
     variance: Tensor
     massive_queries: Tensor
     massive_keys: Tensor
+    axis: Tensor
     layers: tuple[int, ...]
     texts: int
 
@@ -51,7 +56,7 @@ class RotaryBands:
         _, heads, bands = self.use.shape
         index = pd.MultiIndex.from_product([self.layers, range(heads), range(bands)], names=["layer", "head", "band"])
         columns = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        columns["wavelength"] = self.wavelength[:, None].expand_as(self.use)
+        columns |= {name: columns[name][:, None].expand_as(self.use) for name in ("wavelength", "axis")}
         return pd.DataFrame({name: each.flatten().tolist() for name, each in columns.items()}, index).reset_index()
 
     def __repr__(self) -> str:
@@ -125,12 +130,13 @@ def rotary_bands(
         if family.rotation(base, modules[0], 1) is None:
             raise ValueError(f"{model} does not rotate queries and keys; use positional_logits")
         chosen = requested_layers(layers, range(len(modules)), len(modules), "with a rotation")
-        device, angles = model.device, dict[int, Tensor]()
+        device, angles, lengths = model.device, dict[int, Tensor](), list[int]()
 
         def take(layer: int, both: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
             """Return sums over tokens: norms (2, head, band), squares (2, head, 2, band), covariance (head, band)."""
+            lengths.append(max(2, both.shape[-2]))
             with loaded(base, [modules[layer]]):
-                rotation: Any = family.rotation(base, modules[layer], max(2, both.shape[-2]))
+                rotation: Any = family.rotation(base, modules[layer], lengths[-1])
             cos, sin = (each.to(both) for each in rotation)
             angles.setdefault(layer, torch.atan2(sin[1], cos[1]).abs().to(device))  # from one token to the next
             query, key = rotated(both, cos[: both.shape[-2]], sin[: both.shape[-2]])
@@ -155,4 +161,8 @@ def rotary_bands(
     wavelength = 2 * torch.pi / torch.stack([angles[layer] for layer in chosen])
     query_norm, key_norm, massive_queries, massive_keys = (norms / tokens).unbind(1) + massive.unbind(1)
     of_heads = (query_norm, key_norm, use, variance, massive_queries, massive_keys)
-    return RotaryBands(wavelength, *of_heads, chosen, texts_read)
+    read = read_rotations(model, lengths[0] if depend_on_length(base) else None)
+    found = {call.owner: each.axis for call, each in read if each is not None}
+    axes = [found.get(modules[layer], torch.empty(0, dtype=torch.long)) for layer in chosen]
+    axis = torch.stack([nn.functional.pad(each, (0, wavelength.shape[1] - len(each)), value=-1) for each in axes])
+    return RotaryBands(wavelength, *of_heads, axis.to(device), chosen, texts_read)
