@@ -156,7 +156,7 @@ def main():
     arguments.output.mkdir(parents=True, exist_ok=True)
     pairs, tokenizer = {}, None
     if arguments.smoke or arguments.model == "small":
-        model, ids = trained("Llama", 0, 5 if arguments.smoke else 200)
+        model, ids = trained("Llama", 0, 5 if arguments.smoke else 200, texts=144)
         ids = ids[:3] if arguments.smoke else ids[: arguments.texts]
     else:
         model, tokenizer = packaged(arguments.model, AutoModelForCausalLM)
