@@ -176,9 +176,8 @@ def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: C
     pairs = enumerate(zip(alone, together, strict=True))
     constant = [at for at, (one, many) in pairs if one.weights.numel() == many.weights.numel()]
     other = _attentions(model, with_another(inputs, slice(None)), change.length) if constant else []
-    if not all(
-        same_numbers(alone[at].weights, other[at].weights) for at in constant
-    ):  # only one text of a batch is seen
+    # Weights that are one matrix for all texts, but another for another text, are of one text of the batch alone.
+    if not all(same_numbers(alone[at].weights, other[at].weights) for at in constant):
         return [Axes(_TEXT_BY_TEXT, owner=each.owner) for each in alone]
     axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
     if change.before is None:  # some tokens may be the model's own, which do not change
