@@ -139,7 +139,7 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     if _combines(model, inputs, alone, length > 0):
         raise model.unprobed("a module computes several attentions at a time, and combines them")
     tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
-    sizes = {n, n + 1, *_sizes_inside(alone), *(size for each in model.module.parameters() for size in each.shape)}
+    sizes = {n, n + 1, *_sizes_inside(alone), *_sizes_of_weights(model)}
     texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes)
     unknown = [Axes(UNKNOWN)] * len(alone)
     widths = {each.numel() for each in model.module.parameters() if each.ndim == 1}
@@ -176,7 +176,8 @@ def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: C
     pairs = enumerate(zip(alone, together, strict=True))
     constant = [at for at, (one, many) in pairs if one.weights.numel() == many.weights.numel()]
     other = _attentions(model, with_another(inputs, slice(None)), change.length) if constant else []
-    if not all(_equal(alone[at].weights, other[at].weights) for at in constant):  # only one text of a batch is seen
+    # Weights that are one matrix for all texts, but another for another text, are of one text of the batch alone.
+    if not all(same_numbers(alone[at].weights, other[at].weights) for at in constant):
         return [Axes(_TEXT_BY_TEXT, owner=each.owner) for each in alone]
     axes = [_axes(*each, change) for each in zip(alone, together, strict=True)]
     if change.before is None:  # some tokens may be the model's own, which do not change
@@ -195,7 +196,7 @@ def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: C
 
 def clear_lengths(model: SequenceModel) -> list[int]:
     """Return numbers of tokens at which the axis of tokens differs in size from every axis of the weights."""
-    sizes = {size for each in model.module.parameters() for size in each.shape}
+    sizes = _sizes_of_weights(model)
     return [n for n in _LENGTHS if not {n, n + 1} & sizes] or [*_LENGTHS]
 
 
@@ -239,6 +240,12 @@ def tensors_of(inputs: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     map_tensors(inputs, lambda each: (tensors.append(each), each)[1])  # type: ignore[func-returns-value]
     return tensors
+
+
+def same_numbers(one: Any, other: Any) -> bool:
+    """Return whether two tensors have the same shape and numbers; anything else has not."""
+    tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return tensors and one.shape == other.shape and torch.equal(one, other)
 
 
 # ---- running it
@@ -339,6 +346,11 @@ def _narrowed(old: int, new: int, states: Tensor) -> Tensor:
     return states.narrow(states.shape.index(old), 0, new) if old in states.shape else states
 
 
+def _sizes_of_weights(model: SequenceModel) -> set[int]:
+    """Return the sizes of all axes of the weights of a model."""
+    return {size for each in model.module.parameters() for size in each.shape}
+
+
 def _sizes_inside(attentions: Sequence[Attention]) -> set[int]:
     """Return the sizes of all axes of weights and values but those of queries and keys."""
     shapes: list[Any] = [each.weights.shape[:-2] for each in attentions]
@@ -360,7 +372,7 @@ def _changed_texts(inputs: Any, change: Change) -> Any:
     def copies(states: Tensor) -> Tensor:
         if not states.ndim:
             return states
-        other: Any = new if _equal(old, states) else states  # query, key and value may be one tensor
+        other: Any = new if same_numbers(old, states) else states  # query, key and value may be one tensor
         axis = states.shape[:2].index(1)
         many, changed = (each.repeat_interleave(change.texts, axis).transpose(0, axis) for each in (states, other))
         if change.before is not None and length in many.shape[1:]:
@@ -399,14 +411,12 @@ def _combines(model: SequenceModel, inputs: Any, alone: list[Attention], clear: 
     pairs = [
         (one, other, new)
         for (one, _), (other, new) in itertools.combinations(zip(alone, changed, strict=True), 2)
-        if (one.owner, one.call) == (other.owner, other.call) and _equal(other.weights, new.weights)
+        if (one.owner, one.call) == (other.owner, other.call) and same_numbers(other.weights, new.weights)
     ]
-    return any(_equal(one.values, other.values) or not _equal(other.values, new.values) for one, other, new in pairs)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two tensors have the same shape and numbers; what was not seen has not."""
-    return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
+    return any(
+        same_numbers(one.values, other.values) or not same_numbers(other.values, new.values)
+        for one, other, new in pairs
+    )
 
 
 # ---- reading it

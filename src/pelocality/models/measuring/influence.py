@@ -31,7 +31,7 @@ from pelocality.models.sequence_model import (
     largest_difference,
     map_tensors,
 )
-from pelocality.models.token_proof import clear_lengths, text_of
+from pelocality.models.token_proof import clear_lengths, same_numbers, text_of
 
 # Numbers of the hidden states of tangents that run as one batch: more are not faster on a CPU.
 _AT_A_TIME, _AT_A_TIME_ON_GPU = 2**19, 2**25
@@ -271,7 +271,7 @@ def _layers_and_run(
         if module in blocks and read is not None and states is not None and read.shape == states.shape:
             ran.append((module, read))
         first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), None)
-        reads_ids = module is embeddings or (embeddings is None and ids is not None and _equal(first, ids))
+        reads_ids = module is embeddings or (embeddings is None and ids is not None and same_numbers(first, ids))
         if ids is not None and states is not None and states is result and reads_ids:
             embedded.append((module, result))
 
@@ -302,7 +302,7 @@ def _layers_and_run(
         replaced: list[nn.Module] = []
 
         def replace(module: nn.Module, args: Any, kwargs: Any, *result: Any) -> Any:
-            if replaced and not (result and _equal(result[0], states)):  # the same tokens may be embedded again
+            if replaced and not (result and same_numbers(result[0], states)):  # the same tokens may be embedded again
                 return None
             replaced.append(module)
             if result:
@@ -321,11 +321,6 @@ def _layers_and_run(
         return tuple(layers)
 
     return tuple(blocks[block] for block, _ in ran) or (None,), states, n, of_layers, run
-
-
-def _equal(one: Any, other: Tensor) -> bool:
-    """Return whether something is a tensor of the same numbers."""
-    return isinstance(one, Tensor) and one.shape == other.shape and torch.equal(one, other)
 
 
 def _way(run: _Map, states: Tensor, tangent: Tensor, ways: tuple[_Way, ...]) -> _Way:
