@@ -31,7 +31,7 @@ TABLE = pd.DataFrame(
     ]
 )
 TURNS = torch.tensor([6.28, 62.8, 6283.0, torch.inf]).expand(2, 4)
-BANDS = RotaryBands(TURNS, *torch.rand(4, 2, 3, 4), *torch.rand(2, 2, 3, 4) > 0.9, (1, 3), 8)
+BANDS = RotaryBands(TURNS, *torch.rand(4, 2, 3, 4), *torch.rand(2, 2, 3, 4) > 0.9, torch.zeros(2, 4), (1, 3), 8)
 SCALES = ("linear", "log")
 CELLS = [(kind, length, depth) for kind in ("needle", "no needle") for length in (64, 256) for depth in (0, 0.5, 1)]
 NEEDLES = NeedleEvaluation(

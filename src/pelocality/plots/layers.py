@@ -108,7 +108,8 @@ def bands(
         >>> import torch
         >>> from pelocality.models import RotaryBands
         >>> use, turns = torch.rand(2, 3, 4), torch.tensor([6.3, 63, 628, torch.inf]).expand(2, 4)
-        >>> fig, ax = bands(RotaryBands(turns, use, use, use, use, use > 2, use > 2, (0, 1), 8), "use")
+        >>> one, axis = use > 2, torch.tensor([0, 0, 0, -1]).expand(2, 4)
+        >>> fig, ax = bands(RotaryBands(turns, use, use, use, use, one, one, axis, (0, 1), 8), "use")
         >>> ax.get_xlabel()
         'wavelength (tokens)'
     """
