@@ -2,7 +2,7 @@
 
     python -m experiments.beyond.depth --smoke                                   # MiniLM on the story in examples/data
     python -m experiments.beyond.depth --text wikitext2_valid.txt --output runs  # at full size
-    python -m experiments.beyond.depth --results docs/results/depth_minilm.csv docs/results/depth_smollm2.csv
+    python -m experiments.beyond.depth --results docs/results/depth_*.csv
 
 Two studies. MiniLM's influence is measured with its cost, and with its error by the number of random directions. The
 attention of SmolLM2 is rolled out over depth and compared with its influence; its package is that of `real_models.py`,
@@ -25,10 +25,10 @@ import pandas as pd
 import torch
 from transformers import logging
 
-from experiments.beyond.real_models import paragraphs
+from experiments.beyond.real_models import paragraphs, untrained_copy
 from experiments.runs import DATA, lines_of, markdown, packaged
 from pelocality import influence, measure, past_locality, plots, rollout, text_average
-from pelocality.statistics import Estimate
+from pelocality.statistics import Estimate, mean_over_runs
 
 METRICS = ("locality", "symmetry", "relative_asymmetry")
 RESIDUALS = (0.5, 0.9)
@@ -92,6 +92,26 @@ def smollm2(arguments, model, tokenizer, lines):
     return pd.DataFrame(rows), shown
 
 
+def controls(arguments, model, tokenizer, lines):
+    """Return what the last query of the last layer draws in each text, and by two controls: shuffled, and untrained."""
+    ids = paragraphs(lines, tokenizer, arguments.length, arguments.texts)
+    drawn = torch.Generator().manual_seed(0)
+    shuffled = torch.stack([text[torch.randperm(len(text), generator=drawn)] for text in ids])
+    untrained = untrained_copy(model)
+    cases = {"as it is": (model, ids), "shuffled tokens": (model, shuffled), "random weights": (untrained, ids)}
+    rows = []
+    for name, (each, texts) in cases.items():
+        for number, text in enumerate(texts):
+            states = each.get_input_embeddings()(text[None]).detach().requires_grad_()
+            last = each(inputs_embeds=states, use_cache=False).last_hidden_state[0, -1]
+            (gradient,) = torch.autograd.grad(last @ torch.randn(last.shape, generator=drawn), states)
+            squares = gradient[0].square().sum(-1)
+            parts = [squares[0], *(part.sum() for part in squares[1:-1].chunk(4)), squares[-1]]
+            shares = {f"part {place}": float(part / squares.sum()) for place, part in enumerate(parts)}
+            rows.append({"case": name, "text": number} | shares)
+    return pd.DataFrame(rows)
+
+
 # ---- tables and figure
 
 
@@ -125,9 +145,19 @@ def of_smollm2(frame):
     return pd.DataFrame(rows)
 
 
+def of_controls(frame):
+    """Return the mean over texts of what the last query draws, with Student's interval."""
+    names = ("first token", *(f"quarter {number}" for number in range(1, 5)), "itself")
+    rows = []
+    for case, texts in frame.groupby("case", sort=False):
+        means = (format(mean_over_runs(texts[f"part {place}"]), ".3f") for place in range(6))
+        rows.append({"influence on the last token": case} | dict(zip(names, means, strict=True)))
+    return pd.DataFrame(rows)
+
+
 def report(frame):
     """Print the tables of a model."""
-    tables = of_minilm(frame) if "directions" in frame else (of_smollm2(frame),)
+    tables = of_minilm(frame) if "directions" in frame else ((of_smollm2 if "layer" in frame else of_controls)(frame),)
     print("".join(f"\n{markdown(table)}\n" for table in tables))
 
 
@@ -164,6 +194,9 @@ def main():
         measured = (minilm if name == "minilm" else smollm2)(arguments, *packaged(name), lines)
         if name == "smollm2":
             measured, shown = measured
+            beside = controls(arguments, *packaged(name), lines).round(5)
+            beside.to_csv(arguments.output / "depth_smollm2_controls.csv", index=False)
+            report(beside)
             figure(shown).savefig(arguments.output / "depth.png", dpi=150)
         measured = measured.round(5)
         measured.to_csv(arguments.output / f"depth_{name}.csv", index=False)
