@@ -167,9 +167,15 @@ def depth_table(answers, haystack):
     result = evaluations(answers, haystack)[AS_IS]
     cells, every = result.to_frame(), result.by("kind", "depth").assign(length="all")
     cells["cell"] = (100 * cells["accuracy"]).map("{:.0f}".format)
-    every["cell"] = [in_percent(row) for row in every.itertuples()]
+    before_last = evaluations(answers[answers["depth"] < 1], haystack)[AS_IS]
+    others = pd.concat([before_last.by("kind", "length"), before_last.by("kind").assign(length="all")])
+    others["depth"] = "all but the last"
+    for rows in (every, others):
+        rows["cell"] = [in_percent(row) for row in rows.itertuples()]
     rows = pd.concat([cells, every]).assign(depth=lambda rows: rows["depth"].map("depth {:g}".format))
+    rows = pd.concat([rows, others])
     wide = rows[rows["kind"] != "unique answer"].pivot(index=["kind", "length"], columns="depth", values="cell")
+    wide = wide[[*sorted(set(wide) - {"all but the last"}), "all but the last"]]
     return wide.reset_index()
 
 
