@@ -39,6 +39,16 @@ def spans(numbers):
     return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
+def sink_table(frames):
+    """Return how many heads give the first token of a text at least such a share of their attention."""
+    shares = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+    rows = [
+        {"model": model} | {f"{share:g}": int((frame["sink"] >= share).sum()) for share in shares}
+        for model, frame in frames.items()
+    ]
+    return pd.DataFrame(rows)
+
+
 def score_table(frames):
     """Return the mean and the largest of each score over heads, and the mean without sign of the direction."""
     rows = []
@@ -109,6 +119,7 @@ def show(frames):
     """Print how many heads of each class the models have, their scores, and the heads with most induction."""
     print(markdown(class_table(frames)))
     print(f"\n{markdown(score_table(frames))}")
+    print(f"\nheads by the attention to the first token\n\n{markdown(sink_table(frames))}")
     chosen = frames["trained"].assign(excess=lambda frame: frame["induction"] - frame["induction_control"])
     shown = ["layer", "head", "excess", "sink", "previous", "positional", "symbolic", "symmetry"]
     if (chosen["class"] == "induction").any():
