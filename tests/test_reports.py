@@ -235,8 +235,16 @@ def test_the_committed_atlas_is_of_the_documented_schema():
     atlas = Atlas.read(sorted((ROOT / "docs" / "atlas").glob("*.json")))
     assert len(atlas.rows) >= 3
     for row in atlas.rows:
+        numbers, facts, source = row["numbers"], row["facts"], row["source"]
         assert row["name"] in page
-        assert f"{row['numbers']['words: adjusted locality']:.3f}" in page
+        assert f"{numbers['words: adjusted locality']:.3f}" in page
+        assert {"pelocality", "torch", "transformers"} <= source["versions"].keys(), row["name"]
+        assert source["settings"] | {"length": 64} == {"length": 64, "words": 32, "seed": 0}, row["name"]
+        shares = {name: value for name, value in numbers.items() if "heads: " not in name and "distance" not in name}
+        assert all(-1.001 <= value <= 1.001 for value in shares.values()), (row["name"], shares)
+        assert all(0 <= numbers[f"{on}: mean distance"] < source["settings"]["length"] for on in ("words", "text"))
+        heads = sum(value for name, value in numbers.items() if name.startswith("heads: "))
+        assert heads == facts["layers"] * facts["heads"], row["name"]
 
 
 # ---- the command
