@@ -28,7 +28,7 @@ from pelocality import AttenuatedEncoding, DistanceTable, NoEncoding, Positional
 
 ENCODERS = ("bert", "deberta-v2", "mpnet", "modernbert", "xlnet")
 FAMILIES = (*ENCODERS, "gpt2")
-MIXED = ("concat", "sequence")  # modes of PositionalSelfAttention that add no bias
+MIXED = ("concat", "sequence", "uniform concat", "uniform sequence")  # modes of PositionalSelfAttention without bias
 ENCODINGS = ("learned", "none", "T5", "attenuated", "table", "shared table", *MIXED)
 
 
@@ -85,10 +85,11 @@ class MaskedXLNet(MaskedWords, XLNetLMHeadModel):
 class MixedAttention(nn.Module):
     """The attention of a BERT as a `PositionalSelfAttention`, output projection included."""
 
-    def __init__(self, config: BertConfig, mode: str):
+    def __init__(self, config: BertConfig, name: str):
         super().__init__()
-        heads = config.num_attention_heads
-        self.attention = PositionalSelfAttention(config.hidden_size, heads, AttenuatedEncoding(heads), mode=mode)
+        heads, (*uniform, mode) = config.num_attention_heads, name.split()
+        encoding = NoEncoding(heads) if uniform else AttenuatedEncoding(heads)
+        self.attention = PositionalSelfAttention(config.hidden_size, heads, encoding, mode=mode)
         for weights in self.attention.parameters():
             if weights.ndim > 1:
                 nn.init.normal_(weights, std=config.initializer_range)
@@ -100,12 +101,12 @@ class MixedAttention(nn.Module):
         return self.attention(states, key_padding_mask=hidden, need_weights=False)[0], None
 
 
-def mix(model: PreTrainedModel, mode: str) -> None:
+def mix(model: PreTrainedModel, name: str) -> None:
     """Disable the position embeddings of a BERT, and give each layer a `MixedAttention`."""
     table = model.base_model.embeddings.position_embeddings.weight
     nn.init.zeros_(table).requires_grad_(False)
     for layer in model.base_model.encoder.layer:
-        layer.attention.self = MixedAttention(model.config, mode)
+        layer.attention.self = MixedAttention(model.config, name)
         layer.attention.output.dense = nn.Identity()
 
 
@@ -164,6 +165,6 @@ def make_model(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast
         case "table" | "shared table":  # as published: a number per distance, which begins as that of w = 0.5
             options = {"shared": arguments.encoding == "shared table"}
             attach(model, DistanceTable.from_encoding(AttenuatedEncoding(heads), arguments.length, **options))
-        case "concat" | "sequence":
+        case "concat" | "sequence" | "uniform concat" | "uniform sequence":
             mix(model, arguments.encoding)
     return model

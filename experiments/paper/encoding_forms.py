@@ -9,12 +9,13 @@
 BERTs of 2 layers, 128 wide, are pre-trained from random weights by `pretrain.py` with each of the five forms of Chen et
 al. (2023), all with w = .5 and s = 1: fixed (the weights are added to the logits), learnable (a number per distance and
 head, which begins there), shared (the same for all heads), concat and sequence (the weights mix the values, or the
-input of attention); and with learned positions, none, T5's buckets, and the same weights in full, as the softmax of the
-bias (ours). A seed gives every encoding the same blocks in the same order with the same masks, and the same random
-weights outside of attention. Measured: the loss of masked words on held-out blocks, its rise when the words of each
-block are shuffled or reversed, and from the frozen model tasks that need order: neighbours exchanged, constituents
-shuffled, roles swapped, each against its original, and TREC. Complete runs are not repeated. The forms that add a bias
-in MiniLM: `relocated_positions.py --cells`, whose numbers `--results` prints too.
+input of attention). Beside these: learned positions, none, T5's buckets, concat and sequence with uniform weights (as
+many numbers to train, and no order), and the same weights in full, as the softmax of the bias (ours). A seed gives
+every encoding the same blocks in the same order with the same masks, and the same random weights outside of attention.
+Measured: the loss of masked words on held-out blocks, its rise when the words of each block are shuffled or reversed,
+and from the frozen model tasks that need order: neighbours exchanged, constituents shuffled, roles swapped, each
+against its original, and TREC. Complete runs are not repeated. The forms that add a bias in MiniLM:
+`relocated_positions.py --cells`, whose numbers `--results` prints too.
 
 Predictions, and the smallest effects that four seeds show, were committed before the run, on the page of the results.
 """
@@ -58,6 +59,8 @@ ENCODINGS: dict[str, tuple[str, ...]] = {
     "shared": ("--encoding=shared table",),
     "concat": ("--encoding=concat",),
     "sequence": ("--encoding=sequence",),
+    "concat, uniform": ("--encoding=uniform concat",),
+    "sequence, uniform": ("--encoding=uniform sequence",),
     "in full": ("--encoding=attenuated", "--form=logits"),
 }
 LOSSES = ("held-out loss", "rise, shuffled", "rise, reversed")
