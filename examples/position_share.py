@@ -47,9 +47,9 @@ local = locality(positional_attention(trained, tokenizer, length=arguments.lengt
 rank = spearmanr(found.share.flatten(), local.flatten()).statistic
 print(f"rank correlation of a head's share with its locality on identical words: {rank:.2f}")
 
-fig, (left, right) = plt.subplots(1, 2, figsize=(15, 4), layout="constrained")
-plots.head_grid(found, metric="position_share", ax=left, label="share of attention due to position", limits=(0, 1))
-plots.head_grid(local, layers=found.layers, ax=right, label="locality on identical words")
+fig, (above, below) = plt.subplots(2, 1, figsize=(8, 6.5), layout="constrained")
+plots.head_grid(found, metric="position_share", ax=above, label="share of attention due to position", limits=(0, 1))
+plots.head_grid(local, layers=found.layers, ax=below, label="locality on identical words")
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure = arguments.output / "position_share.png"
 fig.savefig(figure, dpi=130)

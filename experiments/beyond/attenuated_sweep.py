@@ -26,10 +26,7 @@ METRICS = {
     "window of 90 % (tokens)": metrics.window,
     "half-life (tokens)": metrics.half_life,
     "entropy": metrics.entropy,
-    "sink rate": metrics.sink_rate,
     "Toeplitz share": metrics.toeplitz_share,
-    "monotonicity, past": lambda weights: metrics.monotonicity(weights)[..., 0],
-    "monotonicity, future": lambda weights: metrics.monotonicity(weights)[..., 1],
     "asymmetry at distance 1": lambda weights: metrics.profile_asymmetry(weights)[..., 0],
 }
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
@@ -44,7 +41,7 @@ def sweep(decays: list[float], symmetries: list[float], length: int) -> torch.Te
 
 def figure(weights: torch.Tensor, x: list[float], lines: list[float], names: tuple[str, str]) -> plt.Figure:
     """Plot one panel per metric; weights (x, lines, length, length)."""
-    fig, axes = plt.subplots(3, 5, figsize=(16, 8.4), layout="constrained", sharex=True)
+    fig, axes = plt.subplots(4, 3, figsize=(8.5, 9.4), layout="constrained", sharex=True)
     colours = plt.colormaps["viridis"](torch.linspace(0.05, 0.85, len(lines)).tolist())
     for (name, metric), axis in zip(METRICS.items(), axes.flat, strict=True):
         values = metric(weights)
@@ -56,8 +53,6 @@ def figure(weights: torch.Tensor, x: list[float], lines: list[float], names: tup
             axis.set_xticks([2.0**k for k in range(-3, 4)], ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
         if name.startswith("half-life"):
             axis.set_yscale("log")
-        if name.startswith("monotonicity"):
-            axis.set_ylim(0, 1.05)
         axis.grid(alpha=0.25, lw=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[-1]:

@@ -57,18 +57,18 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 def figure(table: pd.DataFrame) -> plt.Figure:
     """Plot one row per model, one column per measurement, one line per layer, steps on a logarithmic axis from 1."""
-    fig, axes = plt.subplots(2, 4, figsize=(12, 5.4), layout="constrained", sharex=True, sharey="col")
-    for (model, rows), of_model in zip(table.groupby("model", sort=False), axes, strict=True):
+    fig, axes = plt.subplots(4, 2, figsize=(7.5, 9.5), layout="constrained", sharex=True, sharey="row")
+    for (model, rows), of_model in zip(table.groupby("model", sort=False), axes.T, strict=True):
         for (column, name), ax in zip(COLUMNS.items(), of_model, strict=True):
             plots.trajectory(rows, column, ax=ax)
             ax.set_xscale("symlog", linthresh=1)
             ax.set(xlabel="", ylabel="", ylim=(0, 0.6 if "locality" in name else 1))
             ax.grid(alpha=0.25, linewidth=0.6)
             ax.get_legend().remove()
-        of_model[0].set_ylabel(model)
-    for name, top, bottom in zip(COLUMNS.values(), *axes, strict=True):
-        top.set_title(name, fontsize="medium")
-        bottom.set_xlabel("training step")
+        of_model[0].set_title(model)
+        of_model[-1].set_xlabel("training step")
+    for name, ax in zip(COLUMNS.values(), axes[:, 0], strict=True):
+        ax.set_ylabel(name)
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     return fig
 
@@ -81,7 +81,10 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="print the table of these measurements again, and run nothing")
     arguments, options = parse_runs(parser)
     if arguments.results:
-        print(markdown(summary(pd.read_csv(arguments.results))))
+        table = pd.read_csv(arguments.results)
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        figure(table).savefig(arguments.output / "decoders_in_training.png", dpi=150)
+        print(markdown(summary(table)))
         return
 
     shared = ["--steps", arguments.steps, "--every", arguments.every, *options, "--family", "gpt2"]

@@ -206,13 +206,13 @@ def loss_table(by_position):
 
 def figure(answers, by_position):
     """Draw what is found by length and depth as it is, with its control, and all conditions by length; the losses."""
-    fig, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
+    fig, axes = plt.subplots(3, 2, figsize=(8.5, 10), layout="constrained")
     in_text, among_pairs = evaluations(answers, TEXT), evaluations(answers, PAIRS)[AS_IS]
     plots.needles(in_text[AS_IS], ax=axes[0, 0], title="as it is, needles in text")
     plots.needles(in_text[AS_IS], kind="no needle", ax=axes[0, 1], title="as it is, asked for none of them")
-    plots.needles(among_pairs, ax=axes[0, 2], title="as it is, needles among other pairs")
-    plots.needles(in_text[NONE], ax=axes[1, 0], title="no rotation, needles in text")
-    found_axes, loss_axes = axes[1, 1:]
+    plots.needles(among_pairs, ax=axes[1, 0], title="as it is, needles among other pairs")
+    plots.needles(in_text[NONE], ax=axes[1, 1], title="no rotation, needles in text")
+    found_axes, loss_axes = axes[2]
     for marker, change in zip("os^DvPX", [change for change in in_text if change != WORDS], strict=True):
         table = in_text[change].by("kind", "length")
         table = table[table["kind"] == "needle"]

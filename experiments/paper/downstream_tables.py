@@ -210,7 +210,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
     means = cells.groupby(["kind", "cell", "seed"])["score"].mean()
     names = AVERAGES | {"order": "order-sensitive tasks"}
     kinds = [kind for kind in names if kind in means.index]
-    fig, axes = plt.subplots(len(kinds), 3, figsize=(12, 3.2 * len(kinds) + 1), layout="constrained", squeeze=False)
+    fig, axes = plt.subplots(len(kinds), 3, figsize=(8.5, 2.8 * len(kinds) + 1.4), layout="constrained", squeeze=False)
     for row, kind in zip(axes, kinds, strict=True):
         for (cell, mark), (ax, metric) in product(marks.items(), zip(row, METRICS, strict=True)):
             found = mean_over_runs((means[kind, cell] - means[kind, first]).dropna())  # the same sentences in a seed
@@ -222,7 +222,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
             ax.set(xlabel=metric.replace("_", " "))
         row[0].set(ylabel=f"{names[kind]},\npoints against {first}")
     legend = {cell: plt.Line2D([], [], ls="", **mark) for cell, mark in marks.items()}
-    fig.legend(legend.values(), legend.keys(), frameon=False, loc="outside upper center", ncols=5)
+    fig.legend(legend.values(), legend.keys(), frameon=False, loc="outside upper center", ncols=4)
     return fig
 
 
