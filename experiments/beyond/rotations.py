@@ -31,7 +31,16 @@ from transformers import (
 
 from experiments.beyond.real_models import paragraphs
 from experiments.runs import DATA, markdown, packaged
-from pelocality import measure_relative, past_locality, plots, positional_logits, rotary_bands, text_average
+from pelocality import (
+    RotaryEncoding,
+    attach,
+    measure_relative,
+    past_locality,
+    plots,
+    positional_logits,
+    rotary_bands,
+    text_average,
+)
 from pelocality.statistics import mean_over_runs
 
 SIZES = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 12}
@@ -128,8 +137,22 @@ def kernel_table(rows):
     return pd.DataFrame(table)
 
 
-def quarters(bands, on_text):
-    """Return a row for each head and quarter of the bands: use, variance, massive values, and the past locality."""
+def stopped(model, ids):
+    """Return the past locality (quarter, layer x head) on texts while a quarter of the bands does not rotate."""
+    own = RotaryEncoding.from_model(model)
+    fastest_first = own.waves[0].norm(dim=-1).argsort(descending=True)
+    localities = []
+    for quarter in fastest_first.chunk(4):
+        with attach(model, own.without(bands=quarter)):
+            localities.append(past_locality(text_average(model, in_batches(ids), **OPTIONS)).flatten())
+    return torch.stack(localities)
+
+
+def quarters(bands, on_text, without):
+    """Return a row for each head and quarter of the bands: use, variance, massive values, and past localities.
+
+    ``without`` has the past locality while a quarter is stopped, (quarter, layer x head).
+    """
     number, layers, heads = bands.use.shape[-1], *bands.use.shape[:2]
     layer, head = (each.flatten() for each in np.indices((layers, heads)))
     rows = []
@@ -139,12 +162,13 @@ def quarters(bands, on_text):
         columns = {"quarter": quarter, "shortest": float(turns[0]), "longest": float(turns[-1])}
         for name in ("use", "variance", "massive_queries", "massive_keys"):
             columns[name] = getattr(bands, name)[..., part].sum(-1).flatten().numpy()
-        rows.append(pd.DataFrame({"layer": layer, "head": head, **columns, "past_locality": on_text.numpy()}))
+        columns |= {"past_locality": on_text.numpy(), "past_locality_stopped": without[quarter].numpy()}
+        rows.append(pd.DataFrame({"layer": layer, "head": head, **columns}))
     return pd.concat(rows)
 
 
 def band_table(rows):
-    """Return each quarter of the bands: use, variance, massive values, and rank correlations with past locality."""
+    """Return each quarter of the bands: use, variance, massive values, and what past locality owes to it."""
     table = []
     for _, of in rows.groupby("quarter"):
         line = {"wavelengths, tokens": f"{of['shortest'].iloc[0]:,.0f} to {of['longest'].iloc[0]:,.0f}"}
@@ -152,6 +176,9 @@ def band_table(rows):
         line |= {name.replace("_", " "): int(of[name].sum()) for name in ("massive_queries", "massive_keys")}
         for name in ("use", "variance"):
             line[f"{name} and past locality"] = f"{spearmanr(of[name], of['past_locality']).statistic:+.2f}"
+        fall = of["past_locality"] - of["past_locality_stopped"]
+        line["fall of past locality if stopped"] = f"{fall.mean():.3f}"
+        line["variance and fall"] = f"{spearmanr(of['variance'], fall).statistic:+.2f}"
         table.append(line)
     return pd.DataFrame(table)
 
@@ -240,7 +267,8 @@ def main():
     kernel = positional_logits(model, texts=in_batches(ids[:8]), length=ids.shape[1], **OPTIONS)
     kernel_figure(kernel).savefig(arguments.output / f"rotations_{arguments.model}_kernels.png", dpi=150)
     print(markdown(kernel_table(rows)))
-    by_quarter = quarters(bands, on_text).round(5)
+    others = ids[16 * arguments.draws :][:64]  # the texts of the first draw, of which on_text is
+    by_quarter = quarters(bands, on_text, stopped(model, others)).round(5)
     by_quarter.to_csv(arguments.output / f"rotations_{arguments.model}_quarters.csv", index=False)
     print(f"\n{markdown(band_table(by_quarter))}")
     before, start = peak_memory(), time.perf_counter()
