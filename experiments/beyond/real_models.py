@@ -49,7 +49,7 @@ def decoder_table(words, text, rest):
     frame = heads.groupby("layer", as_index=False).mean()
     frame["past_locality, words"] = words.to_frame("layer")["past_locality"]
     kinds = {
-        "sinks": heads["sink_rate"] > 0.5,
+        "sinks": heads["sink_rate"] >= 0.4,  # the threshold of `head_classes`
         "positional": heads["share without first"] > 0.5,
         "local": heads["past_locality without first"] > 0.5,
     }
