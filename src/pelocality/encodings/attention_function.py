@@ -121,8 +121,7 @@ def without_matrix(
         if causal:
             bias = torch.cat([bias[:, :keys], torch.full_like(bias[:, keys:], -torch.inf)], -1)
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        output: Tensor = ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
-        return output
+        return ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
     exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
     # the fast kernel has no gradient of the bias; a query that sees itself is not fully masked
     if causal or learned or not exact or not bool(bias[:, keys - 1].isfinite().all()):

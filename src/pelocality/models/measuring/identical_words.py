@@ -142,7 +142,7 @@ def positional_attention(
     sums.add_processes()
     without = () if attending.added + probe.fed else ("cut_share",)
     if not matrices:
-        return sums.result(*without, equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
+        return sums.result(*without, equal_states=equal_states, **fed, **drawn)
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible
     source = provenance(model, attending, causal=sums.causal, equal_states=equal_states, **fed, **drawn)

@@ -192,7 +192,7 @@ def text_average(
         starts, stops = zip(*sums.spans, strict=True)
         left_out = min(starts) if max(stops) == length else 0
         numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
-        return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
+        return sums.result(special_tokens=special_tokens, **numbers)
     share = sums.share()
     spans = torch.tensor(sums.spans, device="cpu")[:, :, None]  # (text, begin and end, 1)
     position = torch.arange(int(spans.max()), device="cpu")
