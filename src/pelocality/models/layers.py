@@ -39,6 +39,7 @@ class AttentionLayers:
         layers: The numbers of these layers in the model, counted from 0, in the order in which they run.
         requested: Those of them that are measured.
         sinks: For each layer whether its heads have a learned sink.
+        depth: The number of layers of the model, layers without attention included.
         others: What the layers without attention are, by number.
         heads: The number of heads of each requested layer.
         added: The number of tokens that the model puts around its input, such as the [CLS] of a ViT.
@@ -90,8 +91,8 @@ class AttentionLayers:
         by_layer = [[each for each, place in placed if place == at] for at in sorted({*self.places})]
         blocks = [{each.block for each in parts} for parts in by_layer]
         in_lists = [each.pop() if len(each) == 1 else None for each in blocks]
-        self.layers, depth, self.others = layer_numbers(model.config, in_lists)
-        self.requested = requested_layers(layers, self.layers, depth, "that attend") if seen else ()
+        self.layers, self.depth, self.others = layer_numbers(model.config, in_lists)
+        self.requested = requested_layers(layers, self.layers, self.depth, "that attend") if seen else ()
         parts_of = dict(zip(self.layers, by_layer, strict=True))
         sizes = sorted({each.weights.shape[-1] for number in self.requested for each in parts_of[number]})
         if len(sizes) != 1 or sizes[0] < (length or patches):
