@@ -27,6 +27,11 @@ SMALLER = {
     "length=50)": "length=50, words=4)",
     "length=128)": "length=128, words=4)",
     "250_000": "1_000",
+    "1_000_000": "10_000",
+    "lengths=[96, 128])": "lengths=[96, 128], contexts=2)",
+    "decoder, tokenizer, texts)": "decoder, tokenizer, texts[:20])",
+    "decoder, texts,": "decoder, texts[:20],",
+    "read_texts(texts)": "read_texts(texts[:20])",
     "in callbacks.items()": "in {0: callback}.items()",
 }
 

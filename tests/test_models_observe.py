@@ -18,7 +18,7 @@ from pelocality.models import (
     positional_attention,
     text_average,
 )
-from pelocality.models.layers import attention_layers, observe_layers
+from pelocality.models.layers import AttentionLayers, observe_layers
 from tests.families import UNKNOWN, same, small, state, tiny, tiny_any, tokens
 
 N = 11
@@ -101,7 +101,7 @@ def observed(model, ids, **more):
         maps.append(weights)
         visible.append(seen)
 
-    known = attention_layers(model, inputs)
+    known = AttentionLayers(model, inputs)
     observe_layers(model, known, known.layers, inputs, use)
     return SimpleNamespace(known=known, maps=maps, visible=visible)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pelocality import AttenuatedEncoding, SequenceModel, attach, positional_attention, text_average
-from pelocality.models.layers import attention_layers
+from pelocality.models.layers import AttentionLayers
 from pelocality.models.token_proof import TOKENS, UNKNOWN, token_axes
 from tests.families import EVERY, tiny
 
@@ -269,7 +269,7 @@ def test_a_model_is_proved_once():
     model, runs = own(), []
     model.module.register_forward_hook(lambda *call: runs.append(call))
     ids = {"input_ids": torch.arange(N)[None]}
-    first, second = (attention_layers(model, ids) and len(runs) for _ in range(2))
+    first, second = (AttentionLayers(model, ids) and len(runs) for _ in range(2))
     assert first - (second - first) == 3
 
 

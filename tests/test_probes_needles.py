@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from pelocality.probes import needle_items, needles, probe_info
 from tests.test_models_words import byte_level
 
-WORDS = f"The password of the is . {needles._KINDS} {needles._THINGS} {needles._VALUES} filler Sentence number".split()
+WORDS = ["The", "password", "of", "the", "is", ".", "filler", "Sentence", "number"]
+WORDS += [*needles._KINDS, *needles._THINGS, *needles._VALUES]
 STORY = [f"Sentence number {'filler ' * (i % 5)}of the. " * 3 for i in range(60)] + ["The king and the filler."]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import load_model
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFast, logging
 
-from experiments.runs import PACKAGES, last_complete_checkpoint, markdown, packaged
+from experiments.runs import DATA, PACKAGES, last_complete_checkpoint, markdown, packaged
 from experiments.small_models import make_model
 from pelocality import SequenceModel
 from pelocality.reports import Atlas, compare_models
@@ -54,7 +54,8 @@ def main():
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    options = {"length": 8, "words": 2} if arguments.smoke else {}
+    texts = (DATA / "text.txt").read_text(encoding="utf-8").splitlines()[:6]
+    options = {"length": 8, "words": 2, "texts": texts} if arguments.smoke else {}
     for folder in arguments.runs:
         compare_models([trained(folder)], arguments.output, **options)
     for name in arguments.models if not arguments.runs else ():

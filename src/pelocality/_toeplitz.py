@@ -27,8 +27,7 @@ def toeplitz(by_distance: Tensor, query_length: int) -> Tensor:
         return _tiled(by_distance, query_length)
     if not (by_distance.requires_grad and torch.is_grad_enabled()):  # calling a `Function` takes long
         return _Toeplitz.forward(by_distance, query_length)
-    result: Tensor = _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
-    return result
+    return _Toeplitz.apply(by_distance, query_length)  # type: ignore[no-untyped-call]
 
 
 def diagonals(column: Tensor, row: Tensor) -> Tensor:

@@ -209,8 +209,7 @@ def _effective_rows(
         relative = np.where(informative > 0, error**2 / variance, 0)
     relative = (informative * relative + 1 / effective_groups) / (informative + 1)
     of_rows, of_groups = (_t(confidence, number - 1) for number in (total, effective_groups))
-    rows: Floats = np.minimum((of_rows / of_groups) ** 2 / relative, total)
-    return rows
+    return np.minimum((of_rows / of_groups) ** 2 / relative, total)
 
 
 def _jackknife(deviations: Floats, sizes: NDArray[Any]) -> tuple[Any, float]:
@@ -453,8 +452,7 @@ def sign_flip(differences: ArrayLike, two_sided: bool = False) -> Floats:
     if (sums != numbers).any():
         raise ValueError(f"differences must be whole numbers, got {numbers[sums != numbers][0]}")
     p = np.array([_sign_flip(column[column != 0], two_sided) for column in sums.T], float)
-    above_zero: Floats = np.clip(p, np.finfo(float).tiny, 1)
-    return above_zero
+    return np.clip(p, np.finfo(float).tiny, 1)
 
 
 def _sign_flip(sums: NDArray[np.int64], two_sided: bool) -> float:

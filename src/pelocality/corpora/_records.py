@@ -19,9 +19,8 @@ _QUOTED = re.compile(r'"[^"]*(""[^"]*)+"')  # "she said ""go""": a program quote
 _ANNOTATORS = re.compile(r"label\d")  # MultiNLI's tables leave out these last columns if they are empty
 _LINES = re.compile(rb"[^\r\n]*(?:\r*\n|\r)|[^\r\n]+")  # \r alone ended a line on old Macs
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
-_DAMAGED = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-# A zip archive raises the last two where it needs another method or a password.
-_UNREADABLE = (*_DAMAGED, NotImplementedError, RuntimeError)
+# A zip archive raises a RuntimeError where it needs another method or a password.
+_UNREADABLE = (EOFError, OSError, UnicodeDecodeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError)
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
 TABLES = (".tsv", ".txt", ".csv")
 Record = tuple[int | str, Any]  # line number (7.2 for the second tree on line 7) and content

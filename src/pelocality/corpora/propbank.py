@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pelocality.corpora._records import Record, text_lines
 from pelocality.corpora.constituents import parse_bracketed
@@ -15,19 +15,12 @@ from pelocality.corpora.corpus import Corpus, check_rows, file_corpus
 from pelocality.corpora.sentence import Argument, Dropped, Frame, Sentence, language_code
 
 Rows = list[list[str]]  # the cells of each word of a sentence
+Block = tuple[Rows, slice, Sentence | None]  # its rows, which columns are frames, and the sentence with its words
 _WORD, _TAG, _TREE, _LEMMA, _ROLESET, _FRAMES = 3, 4, 5, 6, 7, 8  # columns of PropBank
 _CONLL_FRAMES = 11  # the first of CoNLL-2012's columns of frames, whose last column is coreference
 _WITHHELD = "[WORD]"
 _CELL = re.compile(r"(?:\([^()*\s]+)*\*\)*")
 _COLUMNS = "8 columns of PropBank, or 12 of CoNLL-2012 after '#begin document', and one for each frame"
-
-
-class _Block(NamedTuple):
-    """A sentence of a file: its rows, the first of its columns of frames, and the sentence that has its words."""
-
-    rows: Rows
-    frames: slice
-    words: Sentence | None
 
 
 def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, language: str = "en") -> Corpus[Sentence]:
@@ -76,22 +69,18 @@ def read_propbank(path: str | Path, words: Iterable[Sentence] | None = None, lan
 
 def _sentence_blocks(path: Path, words: Iterable[Sentence] | None) -> Iterator[Record]:
     """Yield the number of the first line of each sentence, and the sentence."""
-    lines: list[int] = []
-    blocks: list[_Block] = []
+    read: list[tuple[int, Rows, slice]] = []
     frames = slice(_FRAMES, None)
     for comment, group in itertools.groupby(text_lines(path), key=lambda line: (line[1].strip() or "\n")[0] in "#\n"):
         numbers, texts = zip(*group, strict=True)
         if comment:
             frames = slice(_CONLL_FRAMES, -1) if any(text.startswith("#begin") for text in texts) else frames
-            continue
-        lines.append(numbers[0])
-        blocks.append(_Block([text.split() for text in texts], frames, None))
-    if words is None:
-        yield from zip(lines, blocks, strict=True)
-        return
-    aligned = _aligned(words, [block.rows for block in blocks])
-    for line, block, sentence in zip(lines, blocks, aligned, strict=True):
-        yield line, block._replace(words=sentence or Sentence(()))
+        else:
+            read.append((numbers[0], [text.split() for text in texts], frames))
+    sentences: list[Sentence | None] = [None] * len(read)
+    if words is not None:
+        sentences = [each or Sentence(()) for each in _aligned(words, [rows for _, rows, _ in read])]
+    yield from ((line, (*block, sentence)) for (line, *block), sentence in zip(read, sentences, strict=True))
 
 
 def _aligned(words: Iterable[Sentence], sentences: list[Rows]) -> list[Sentence | None]:
@@ -137,7 +126,7 @@ def _matched_places(ours: Sequence[Hashable], theirs: Sequence[Hashable]) -> dic
     return places
 
 
-def _read_block(block: _Block, where: str, language: str, automatic: bool) -> Sentence | Dropped:
+def _read_block(block: Block, where: str, language: str, automatic: bool) -> Sentence | Dropped:
     rows, columns, of_treebank = block
     if len({len(row) for row in rows}) > 1:
         return Dropped("rows of different lengths")

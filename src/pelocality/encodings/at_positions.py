@@ -84,7 +84,8 @@ class PositionedEncoding(_PlacedEncoding):
             raise TypeError(f"encoding must be a function of distance, {advice}, got {type(encoding).__name__}")
         super().__init__(encoding.heads, positions, encoding.causal)
         self.encoding = encoding
-        distance = _signed_distances(self.positions)
+        # infinite distances, which are hidden, are 0
+        distance = nn.functional.pad(self.positions.profile_distances, (0, 1))[self.positions.steps()]
         self.register_buffer("_distance", distance.to(self.working_dtype), persistent=False)
         whole = bool((distance == distance.round()).all())
         if not whole and isinstance(encoding, DistanceTable | T5Buckets):
@@ -101,11 +102,6 @@ class PositionedEncoding(_PlacedEncoding):
         distance = self.positions.profile_distances.abs().to(self.working_dtype).to(self.device)
         one, other = self.encoding.at(distance), self.encoding.at(-distance)
         return one.is_meta or torch.equal(one, other)
-
-
-def _signed_distances(positions: Positions) -> Tensor:
-    """Return the distances at which an encoding is evaluated, (n, n), 0 for infinite ones, which are hidden."""
-    return nn.functional.pad(positions.profile_distances, (0, 1))[positions.steps()]
 
 
 class DisplacementTable(_PlacedEncoding):

@@ -121,8 +121,7 @@ def without_matrix(
         if causal:
             bias = torch.cat([bias[:, :keys], torch.full_like(bias[:, keys:], -torch.inf)], -1)
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-        output: Tensor = ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
-        return output
+        return ToeplitzAttention.apply(query, key, value, bias, mask, scale, causal or encoding.causal)  # type: ignore[no-untyped-call]
     exact = torch.promote_types(bias.dtype, query.dtype) == query.dtype  # half precision rounds the finished bias
     # the fast kernel has no gradient of the bias; a query that sees itself is not fully masked
     if causal or learned or not exact or not bool(bias[:, keys - 1].isfinite().all()):
@@ -166,13 +165,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, encoding: Encoding, mask: 
         raise ValueError(f"{wanted} (fewer heads need enable_gqa=True), got {query.shape}, {key.shape}, {value.shape}")
     check_encoding(encoding, query.shape[1])
     full = (*query.shape[:3], key.shape[2])
-    if mask is None or (
-        isinstance(mask, Tensor)
-        and mask.dtype == torch.bool
-        and mask.ndim == 4
-        and mask.shape[3] == full[3]
-        and all(mask.shape[i] in (1, full[i]) for i in range(3))
-    ):
-        return
-    wanted = f"booleans {full}, the first three or 1, True where a query sees a key"
-    raise ValueError(f"mask must be {wanted}, got {described(mask)}; {_OF_TOKENS}")
+    is_mask = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 4)
+    sizes = full if mask is None or not is_mask else mask.shape
+    if not is_mask or sizes[3] != full[3] or any(size not in (1, most) for size, most in zip(sizes, full, strict=True)):
+        wanted = f"booleans {full}, the first three or 1, True where a query sees a key"
+        raise ValueError(f"mask must be {wanted}, got {described(mask)}; {_OF_TOKENS}")

@@ -184,8 +184,7 @@ class AttenuatedEncoding(RelativeEncoding):
         future = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(key_length - query_length + 1)
         return bias.masked_fill(future, -torch.inf)
 
-    def _weight_logits(self, query_length: int, key_length: int, mask: Tensor | None) -> Tensor:
-        return toeplitz(self.by_distance(query_length, key_length), query_length)
+    _weight_logits = RelativeEncoding.bias  # in both forms
 
     def _unnormalised(self, query_length: int, key_length: int) -> tuple[Tensor, Tensor]:
         """Return e by distance, (heads or 1, q + k - 1), and its factor in each row, (heads or 1, q)."""

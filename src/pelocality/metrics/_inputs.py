@@ -238,7 +238,7 @@ def _carried_visible(attention: Any) -> Visible:
         return torch.ones(weights.shape[-2:], dtype=torch.bool, device="cpu")
     visible = attention.visible
     shape = *visible.shape[:-2], *[1] * (weights.ndim - visible.ndim), *visible.shape[-2:]
-    return visible.reshape(shape)  # type: ignore[no-any-return]
+    return visible.reshape(shape)
 
 
 def validated_weights(flat: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def embedding_weight(base: Any) -> Tensor:
     """Return the token embeddings, (vocabulary, d)."""
     weight = token_embeddings(base).weight
     # It is a method of torch's quantised modules.
-    return weight() if callable(weight) else weight  # type: ignore[no-any-return]
+    return weight() if callable(weight) else weight
 
 
 def reads_tokens(module: Any) -> bool:

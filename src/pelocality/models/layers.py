@@ -5,11 +5,10 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pelocality._distributed import refuse_sharded
 from pelocality.metrics._tolerance import ROW_SUM_TOLERANCE
@@ -27,9 +26,14 @@ Rows = Callable[[slice], tuple[Tensor, Tensor]]
 """Returns the attention of some queries in a layer, (batch, head, rows, n), and the keys they see, (batch, rows, n)."""
 
 
-@dataclass(frozen=True)
 class AttentionLayers:
-    """The layers of a model that attend.
+    """The layers of a model that attend, found on the beginning of the longest text of a batch.
+
+    Args:
+        model: The model.
+        inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
+        length: The number of positions in a batch without token ids; None if that is not known, or images tell it.
+        layers: The layers that are measured, which must have as many heads and tokens as each other; None for all.
 
     Attributes:
         layers: The numbers of these layers in the model, counted from 0, in the order in which they run.
@@ -47,27 +51,89 @@ class AttentionLayers:
         owners: The modules that compute attention over the tokens; None where every attention is.
         causal: For each layer whether no later key has any weight, though maybe no mask hides it.
         cautions: What could not be proved of this attention, and which attention is left out.
+
+    Raises:
+        ValueError: No attention over all positions was seen, the layers differ in their number of heads or tokens, or
+            the model is refused by name; or a function that is random.
     """
 
-    layers: tuple[int, ...]
-    requested: tuple[int, ...]
-    sinks: tuple[bool, ...]
-    depth: int
-    others: dict[int, str]
-    heads: int
-    added: int
-    before: int
-    dtype: torch.dtype
-    heads_first: bool
-    places: tuple[int, ...]
-    column: int
-    owners: frozenset[nn.Module | None] | None
-    causal: tuple[bool, ...]
-    cautions: tuple[str, ...]
+    def __init__(
+        self, model: SequenceModel, inputs: Any, length: int | None = None, layers: Sequence[int] | None = None
+    ) -> None:
+        refuse_sharded(model.module)
+        if reason := model.why_not_measured():
+            raise model.unprobed(reason)
+        ids = _ids_of(inputs)
+        if ids is not None:
+            longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
+            inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
+            length = inputs["input_ids"].shape[1]
+        patches = math.prod(model.grid_of(inputs) or [0])
+        axes = prove_tokens(model, first_text(inputs) if ids is None and length is None else inputs)
+        self.owners = None if axes is None else frozenset(each.owner for each in axes)
+        seen: list[Attention] = []
+        left_out: set[str] = set()
+
+        def note(attention: Attention) -> None:
+            if not self.includes(attention):
+                left_out.add(type(attention.owner).__name__)
+                return
+            if seen:  # only the first one is kept with its numbers
+                weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
+                attention = attention._replace(weights=weights, visible=visible, values=None, shifted=None)
+            seen.append(attention)
+
+        model.watch(inputs, note, None if model.adds_tokens else length)
+        if not seen and ids is not None and length == 1:
+            model.watch(inputs, note, 1)
+        self.places = _places(seen, 1 if ids is not None else texts_of(inputs))
+        placed = list(zip(seen, self.places, strict=True))
+        by_layer = [[each for each, place in placed if place == at] for at in sorted({*self.places})]
+        blocks = [{each.block for each in parts} for parts in by_layer]
+        in_lists = [each.pop() if len(each) == 1 else None for each in blocks]
+        self.layers, self.depth, self.others = layer_numbers(model.config, in_lists)
+        self.requested = requested_layers(layers, self.layers, self.depth, "that attend") if seen else ()
+        parts_of = dict(zip(self.layers, by_layer, strict=True))
+        sizes = sorted({each.weights.shape[-1] for number in self.requested for each in parts_of[number]})
+        if len(sizes) != 1 or sizes[0] < (length or patches):
+            reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
+            causes = "windows, too short inputs=, or stages, of which layers= names one?"
+            raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; {causes}")
+        if axes is not None and [each.owner for each in seen] != [each.owner for each in axes]:
+            reason = f"{len(seen)} softmaxes have {sizes[0]} columns, but {len(axes)} are attention at other lengths"
+            raise model.unprobed(f"{reason}; measure another length")
+        axes = [Axes(TOKENS)] * len(seen) if axes is None else axes
+        self.heads_first, self.column = axes[0].heads_first, max(each.column for each in axes)
+        heads = {number: sum(self._heads(model, each) for each in parts) for number, parts in parts_of.items()}
+        self.heads = heads[self.requested[0]]
+        if any(heads[number] != self.heads for number in self.requested):
+            raise ValueError(f"layers of {model} have different numbers of heads {heads}; name some in layers")
+        length = length or patches or sizes[0]
+        weights, self.dtype = seen[0].tokens(self.column)[0], seen[0].weights.dtype
+        at_first = model.adds_tokens and weights.shape[-1] == sizes[0]  # a later stage has no tokens before its input
+        self.before = _added_before(model, inputs, weights, self.column, length) if at_first else 0
+        self.added = sizes[0] - length
+        self.sinks = tuple(any(each.sink for each in parts) for parts in by_layer)
+        not_causal = {place for each, place in zip(axes, self.places, strict=True) if not each.causal}
+        self.causal = tuple(place not in not_causal for place in range(len(self.layers)))
+        self.cautions = tuple(cautions_of(axes, left_out))
 
     def includes(self, attention: Attention | KernelAttention) -> bool:
         """Return whether an attention is over the tokens."""
         return self.owners is None or attention.owner in self.owners
+
+    def _heads(self, model: SequenceModel, attention: Attention) -> int:
+        """Return the number of heads of an attention to one text."""
+        shape = attention.weights.shape
+        several = model.content is not None and len(shape) == 4  # such as (channel, head, n, n)
+        return shape[0 if self.heads_first else 1] if several else math.prod(shape[:-2])
+
+    def by_text(self, states: Tensor) -> Tensor:
+        """Return weights or visible keys of all texts and heads as (batch, head, rows, n)."""
+        shape = states.shape[-2:]
+        if self.heads_first:
+            states = states.reshape(self.heads, -1, *shape).transpose(0, 1)
+        return states.reshape(-1, self.heads, *shape)
 
 
 def requested_layers(layers: Sequence[int] | None, available: Sequence[int], depth: int, which: str) -> tuple[int, ...]:
@@ -91,92 +157,6 @@ def requested_layers(layers: Sequence[int] | None, available: Sequence[int], dep
     return numbers
 
 
-def attention_layers(
-    model: SequenceModel, inputs: Any, length: int | None = None, layers: Sequence[int] | None = None
-) -> AttentionLayers:
-    """Return the layers of a model that attend, found on the beginning of the longest text of a batch.
-
-    Args:
-        model: The model.
-        inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
-        length: The number of positions in a batch without token ids; None if that is not known, or images tell it.
-        layers: The layers that are measured, which must have as many heads and tokens as each other; None for all.
-
-    Raises:
-        ValueError: No attention over all positions was seen, the layers differ in their number of heads or tokens, or
-            the model is refused by name; or a function that is random.
-    """
-    refuse_sharded(model.module)
-    if reason := model.why_not_measured():
-        raise model.unprobed(reason)
-    ids = _ids_of(inputs)
-    if ids is not None:
-        longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
-        inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
-        length = inputs["input_ids"].shape[1]
-    patches = math.prod(model.grid_of(inputs) or [0])
-    axes = prove_tokens(model, first_text(inputs) if ids is None and length is None else inputs)
-    owners = None if axes is None else frozenset(each.owner for each in axes)
-    seen: list[Attention] = []
-    left_out: set[str] = set()
-
-    def note(attention: Attention) -> None:
-        if owners is not None and attention.owner not in owners:
-            left_out.add(type(attention.owner).__name__)
-            return
-        if seen:  # only the first one is kept with its numbers
-            weights, visible = attention.weights.to("meta"), attention.visible.to("meta")
-            attention = attention._replace(weights=weights, visible=visible, values=None, shifted=None)
-        seen.append(attention)
-
-    model.watch(inputs, note, None if model.adds_tokens else length)
-    if not seen and ids is not None and length == 1:
-        model.watch(inputs, note, 1)
-    places = _places(seen, 1 if ids is not None else texts_of(inputs))
-    by_layer = [[each for each, place in zip(seen, places, strict=True) if place == at] for at in sorted({*places})]
-    blocks = [{each.block for each in parts} for parts in by_layer]
-    numbers, depth, others = layer_numbers(model.config, [each.pop() if len(each) == 1 else None for each in blocks])
-    requested = requested_layers(layers, numbers, depth, "that attend") if seen else ()
-    parts_of = dict(zip(numbers, by_layer, strict=True))
-    sizes = sorted({each.weights.shape[-1] for number in requested for each in parts_of[number]})
-    if len(sizes) != 1 or sizes[0] < (length or patches):
-        reason = "no attention over all its tokens was seen, by torch's kernel or a softmax times values"
-        causes = "windows, too short inputs=, or stages, of which layers= names one?"
-        raise model.unprobed(f"{reason}, but over {sizes} at a time of {length}; {causes}")
-    if axes is not None and [each.owner for each in seen] != [each.owner for each in axes]:
-        reason = f"{len(seen)} softmaxes have {sizes[0]} columns, but {len(axes)} are attention at other lengths"
-        raise model.unprobed(f"{reason}; measure another length")
-    axes = [Axes(TOKENS)] * len(seen) if axes is None else axes
-    lead, column = axes[0].heads_first, max(each.column for each in axes)
-    weights = seen[0].tokens(column)[0]
-    heads = {layer: sum(_heads(model, each.weights.shape, lead) for each in parts) for layer, parts in parts_of.items()}
-    if len({heads[number] for number in requested}) > 1:
-        raise ValueError(
-            f"layers of {model} have different numbers of heads {heads}; name some of one number in layers"
-        )
-    length = length or patches or sizes[0]
-    at_first = model.adds_tokens and weights.shape[-1] == sizes[0]  # a later stage has no tokens before its input
-    before = _added_before(model, inputs, weights, column, length) if at_first else 0
-    not_causal = {place for each, place in zip(axes, places, strict=True) if not each.causal}
-    return AttentionLayers(
-        numbers,
-        requested,
-        tuple(any(each.sink for each in parts) for parts in by_layer),
-        depth,
-        others,
-        heads[requested[0]],
-        sizes[0] - length,
-        before,
-        seen[0].weights.dtype,
-        lead,
-        places,
-        column,
-        owners,
-        tuple(place not in not_causal for place in range(len(numbers))),
-        tuple(cautions_of(axes, left_out)),
-    )
-
-
 def _places(seen: list[Attention], texts: int) -> tuple[int, ...]:
     """Return the place of the layer of each attention: successive ones of one head in one call are one layer."""
     places = [0] if seen else []
@@ -193,7 +173,7 @@ def observe_layers(
 
     Args:
         model: The model.
-        attending: Its `attention_layers`.
+        attending: Its layers that attend.
         layers: The numbers of the layers to pass to the callback.
         inputs: A batch: a dict with ``input_ids`` (batch, n), or what a model without token ids reads.
         use: The callback.
@@ -233,8 +213,8 @@ def observe_layers(
         if attending.causal[attending.layers.index(layer)]:
             visible = visible & torch.ones(n, n, dtype=torch.bool, device=visible.device).tril()[queries]
         same = visible.ndim == 2  # for all texts and heads
-        visible = visible.expand(texts, m, n) if same else _by_text(attending, visible.expand_as(weights)).any(1)
-        weights = _by_text(attending, weights)
+        visible = visible.expand(texts, m, n) if same else attending.by_text(visible.expand_as(weights)).any(1)
+        weights = attending.by_text(weights)
         if batch is not None:
             weights, visible = weights.expand(batch, -1, -1, -1), visible.expand(batch, -1, -1)
         if mask is not None and attending.added:
@@ -251,14 +231,6 @@ def observe_layers(
 def _ids_of(inputs: Any) -> Tensor | None:
     """Return the token ids of a batch (batch, n), None of a model that reads none."""
     return inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-
-
-def _by_text(attending: AttentionLayers, states: Tensor) -> Tensor:
-    """Return weights or visible keys of all texts and heads as (batch, head, rows, n)."""
-    shape = states.shape[-2:]
-    if attending.heads_first:
-        states = states.reshape(attending.heads, -1, *shape).transpose(0, 1)
-    return states.reshape(-1, attending.heads, *shape)
 
 
 def texts_of(inputs: Any) -> int:
@@ -332,12 +304,6 @@ def layer_numbers(config: Any, blocks: list[Block | None]) -> tuple[tuple[int, .
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     names = types if len(types) == len(members) else [type(member).__name__ for member in members]
     return numbers, len(members), {index: name for index, name in enumerate(names) if index not in numbers}
-
-
-def _heads(model: SequenceModel, shape: torch.Size, heads_first: bool) -> int:
-    """Return the number of heads of weights (..., n, n) of one text."""
-    several = model.content is not None and len(shape) == 4  # such as (channel, head, n, n)
-    return shape[0 if heads_first else 1] if several else math.prod(shape[:-2])
 
 
 def _check_rows(

@@ -191,7 +191,7 @@ class SequenceModel:
     def dtype(self) -> torch.dtype:
         """The precision of the model."""
         if self.config is not None:
-            return self.module.dtype  # type: ignore[no-any-return]
+            return self.module.dtype
         floats = (each.dtype for each in self.module.parameters() if each.is_floating_point())
         return next(floats, torch.get_default_dtype())
 
@@ -342,7 +342,7 @@ class SequenceModel:
         """Return the token ids of a batch for a module that reads them alone."""
         if "attention_mask" in inputs and not bool(inputs["attention_mask"].all()):
             raise ValueError(f"{self} reads no padding; give texts of one length, or strings with batch_size=1")
-        return inputs["input_ids"]  # type: ignore[no-any-return]
+        return inputs["input_ids"]
 
     def watch(
         self, inputs: Any, use: Callable[..., Any], length: int | None, *, matrices: bool = True, **options: Any
@@ -513,7 +513,7 @@ def _bare(model: nn.Module) -> nn.Module:
         inner = inner.module if isinstance(inner, parallel) else inner._orig_mod
     if isinstance(inner, PreTrainedModel) and inner.main_input_name in argument_names(inner.base_model):
         inner = inner.base_model  # the bare DINOv3 reads hidden states, no images
-    return inner  # type: ignore[no-any-return]
+    return inner
 
 
 def _transformers_models(model: Any) -> list[Any]:

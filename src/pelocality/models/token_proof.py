@@ -408,14 +408,10 @@ def _combines(model: SequenceModel, inputs: Any, alone: list[Attention], clear: 
     changed = _attentions(
         model, inputs, length, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each)
     )
-    pairs = [
-        (one, other, new)
-        for (one, _), (other, new) in itertools.combinations(zip(alone, changed, strict=True), 2)
-        if (one.owner, one.call) == (other.owner, other.call) and same_numbers(other.weights, new.weights)
-    ]
     return any(
         same_numbers(one.values, other.values) or not same_numbers(other.values, new.values)
-        for one, other, new in pairs
+        for (one, _), (other, new) in itertools.combinations(zip(alone, changed, strict=True), 2)
+        if (one.owner, one.call) == (other.owner, other.call) and same_numbers(other.weights, new.weights)
     )
 
 

@@ -307,16 +307,18 @@ def _by_layer(
     The depth of a model of which some layers are missing is None.
     """
     values = {name: axes.attention_of(each, length) for name, each in values.items()}
-    columns = {name: column for name, each in values.items() if (column := _column(each, metric)) is not None}
+    measured = {name: _measured(each, metric) for name, each in values.items()}
+    # Results of some models have a number for each sample, and those of others only for the mean.
+    if any(column == f"{metric}_of_mean" for column, _ in measured.values()):
+        of_mean = {name: f"{metric}_of_mean" for name, each in values.items() if hasattr(each, "source")}
+        measured = {name: _measured(each, of_mean.get(name, metric)) for name, each in values.items()}
+    columns = {name: column for name, (column, _) in measured.items() if column is not None}
     if len(set(columns.values())) > 1 if metric is None else len(columns) < len(values):
         advice = 'choose one for all, such as metric="adjusted_locality", or none for numbers'
         raise ValueError(f"metric must be one that all values have, got {metric!r} and {columns}; {advice}")
-    # Results of some models have a number for each sample, and those of others only for the mean.
-    ends = {f"{metric}_of_mean" for name in columns if hasattr(values[name], "source")} & set(columns.values())
-    columns = dict.fromkeys(columns, ends.pop()) if ends else columns
     lines = []
     for name, each in values.items():
-        grid = axes.as_array(name, _measured(each, columns[name]) if name in columns else each)
+        grid = axes.as_array(name, measured[name][1])
         if grid.ndim == 3 and name in columns:  # (layer, text, head)
             grid = grid.mean(1)
         if grid.ndim == 1 and name in columns:
@@ -333,37 +335,26 @@ def _by_layer(
     return next(iter(columns.values()), "").replace("_", " "), lines
 
 
-def _column(value: Any, metric: str | None) -> str | None:
-    """Return by which metric a value is drawn, a name in the frame of a result; None for numbers."""
+def _measured(value: Any, metric: str | None) -> tuple[str | None, Any]:
+    """Return a metric of a value and its numbers by layer and head; None and the value itself if it holds numbers."""
     if hasattr(value, "source"):
         frame = value.to_frame()
-        if metric is None:
-            return str(frame.columns[2])  # after layer and head
-        # A metric that the frame does not show by default is measured on the mean.
-        return metric if metric in frame or metric in value.per_sample else f"{metric.removesuffix('_of_mean')}_of_mean"
+        column = metric or str(frame.columns[2])  # after layer and head
+        if column not in frame:  # A metric that the frame does not show may be measured on the mean alone.
+            frame = value.to_frame(metrics=[column.removesuffix("_of_mean")])
+            column = column if column in frame else f"{column}_of_mean"
+        return column, frame[column].to_numpy().reshape(len(value.layers), -1)
     if isinstance(value, Measurement):
-        return metric or "locality"
+        column = metric or "locality"
+        check_choice("metric", column, list(vars(value)))
+        return column, getattr(value, column)
     attention = unwrap(value)
     first = attention[0] if isinstance(attention, list | tuple) and attention else attention
     if len(getattr(first, "shape", ())) < 3:
-        return None
-    if metric is not None:
-        return metric
-    causal = np.shape(first)[-1] > 1 and not np.triu(axes.as_array("attention", first), 1).any()
-    return "past_locality" if causal else "locality"
-
-
-def _measured(value: Any, column: str) -> Any:
-    """Return a metric of a value that has one, by layer and head."""
-    if hasattr(value, "source"):
-        frame = value.to_frame()
-        if column not in frame:
-            frame = value.to_frame(metrics=[column.removesuffix("_of_mean")])
-        return frame[column].to_numpy().reshape(len(value.layers), -1)
-    if isinstance(value, Measurement):
-        check_choice("metric", column, list(vars(value)))
-        return getattr(value, column)
+        return None, value
     from pelocality.metrics.tables import to_frame  # loads pandas
 
+    causal = np.shape(first)[-1] > 1 and not np.triu(axes.as_array("attention", first), 1).any()
+    column = metric or ("past_locality" if causal else "locality")
     frame = to_frame(value, column)
-    return frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)
+    return column, frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)

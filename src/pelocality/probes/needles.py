@@ -4,6 +4,7 @@ import bisect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -16,22 +17,8 @@ from pelocality.probes.info import ProbeInfo, record_info
 _SENTENCE = "The password of the {key} is {value}."
 _QUESTION = _SENTENCE.split(" {value}")[0]
 _TRIED = 40  # sentences that may fill what is left of a length
-_KINDS = (
-    "red blue green old new small large round heavy light cold warm soft dark bright quiet broken empty golden silver "
-    "wooden plastic narrow tall short thin thick clean dusty square plain pretty cheap simple fresh sharp smooth black "
-    "white brown"
-)
-_THINGS = (
-    "lamp chair table door window box clock mirror basket bottle carpet drawer ladder shelf bench curtain kettle "
-    "pillow bucket blanket candle cupboard mattress wardrobe cup plate spoon knife bowl brush rope key coin ring stamp "
-    "wheel hammer screw plug pipe"
-)
-_VALUES = (
-    "river tiger piano garden horse island market ocean pencil rabbit train desert engine flower guitar insect "
-    "jungle mountain queen tower uncle valley winter bridge cloud doctor eagle forest honey teacher soldier farmer "
-    "sailor king baby lion monkey snake spider whale storm museum hospital school church prison theater kitchen "
-    "station village factory office summer autumn spring wedding birthday holiday football tennis baseball chess"
-)
+# The words that make the names of keys, as in "red lamp", and the values.
+_KINDS, _THINGS, _VALUES = map(str.split, Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines())
 _STRING, _NUMBER = datasets.Value("string"), datasets.Value("int32")
 _FEATURES = datasets.Features(
     {
@@ -142,7 +129,7 @@ def _items(
 ) -> Iterator[Row]:
     """Yield the rows of one context."""
     asked = len(depths)
-    names = [f"{kind} {thing}" for kind, thing in itertools.product(_KINDS.split(), _THINGS.split())]
+    names = [f"{kind} {thing}" for kind, thing in itertools.product(_KINDS, _THINGS)]
     keys = [names[i] for i in rng.permutation(len(names))]
     words = [values[i] for i in rng.permutation(len(values))]
     here, absent, rest = words[:asked], words[asked : 2 * asked], words[2 * asked :]
@@ -200,7 +187,7 @@ def _values(tokenizer: Any, least: int) -> list[str]:
     """Return the words that are one token after the question, or at least begin with a token of their own."""
     before = len(tokenizer(_QUESTION.format(key="lamp"), add_special_tokens=False)["input_ids"])
     values: dict[int, str] = {}
-    for value in _VALUES.split():
+    for value in _VALUES:
         ids = tokenizer(f"{_QUESTION.format(key='lamp')} {value}", add_special_tokens=False)["input_ids"]
         values.setdefault(ids[before], value)
     if len(values) < least:
@@ -211,7 +198,7 @@ def _values(tokenizer: Any, least: int) -> list[str]:
 def _sentences(haystack: Iterable[str]) -> list[str]:
     """Return the sentences of texts that hold no value."""
     check_several("haystack", haystack)
-    values, sentences = set(_VALUES.split()), []
+    values, sentences = set(_VALUES), []
     for text in haystack:
         for sentence in re.split(r"(?<=[.!?])[\"')\]]*\s+|(?<=[。！？।])|\n+", text.strip()):
             if sentence and values.isdisjoint(re.findall(r"\w+", sentence.lower())):

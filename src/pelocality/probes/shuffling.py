@@ -11,26 +11,8 @@ import numpy as np
 from pelocality._checks import check_choice, count
 from pelocality.corpora import Dropped, Pair, Sentence
 from pelocality.probes._build import Item, Row, Skipped, build, generator_for
-from pelocality.probes._rows import (
-    SENTENCE,
-    Side,
-    Spans,
-    check_names,
-    has_label,
-    row_of,
-    sides_of,
-    span_entry,
-    texts_of,
-)
-from pelocality.probes._spans import (
-    NO_ROOM,
-    Choices,
-    Selection,
-    WordSpan,
-    choose_constituents,
-    choose_sentence,
-    choose_windows,
-)
+from pelocality.probes._rows import Side, Spans, check_names, has_label, row_of, sides_of, span_entry, texts_of
+from pelocality.probes._spans import NO_ROOM, Selection, WordSpan, choose_constituents, choose_sentence, choose_windows
 
 
 def constituency_shuffling(
@@ -199,7 +181,7 @@ class _Shuffle:
     side: Side
     labels: tuple[str, ...] | None
     seed: int
-    choose: Callable[..., Choices]
+    choose: Callable[..., Iterator[WordSpan | Skipped | Dropped]]
     selection: Selection | None = None
 
     def __post_init__(self) -> None:
@@ -221,7 +203,7 @@ class _Shuffle:
         entries: list[dict[str, Any]] = []
         texts = texts_of(item)
         for name, sentence in sides_of(item).items():
-            if self.side != "both" and name not in (self.side, SENTENCE):
+            if isinstance(item, Pair) and self.side not in (name, "both"):
                 continue
             chosen: list[WordSpan] = []
             rng = functools.partial(generator_for, self.seed, *texts, name)

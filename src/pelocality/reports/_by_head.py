@@ -51,29 +51,15 @@ def towards(distance: int) -> str:
     return near.get(distance, f"to the token {away(distance)}")
 
 
-def own_share(result: AveragedAttention) -> list[float]:
-    """Return the mean of the diagonal, layer by layer."""
-    shares: list[float] = result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2)).tolist()
-    return shares
-
-
 def head_grid(layers: Sequence[int], values: Tensor, title: str) -> Chart:
     """Return the figure of a number per layer and head."""
     heads = [str(head) for head in range(values.shape[1])]
     return Chart("grid", title, "head", "layer", heads, values.tolist(), [str(layer) for layer in layers])
 
 
-def head_points(
-    layers: Sequence[int], x: Tensor, y: Tensor, title: str, x_title: str, y_title: str, classes: Any = None
-) -> Chart:
-    """Return the figure of two numbers per layer and head, whose points may be labelled with classes."""
-    names = [f"layer {layer}" for layer in layers]
-    labels = [[f"{name} head {head}" for head in range(x.shape[1])] for name in names]
-    if classes is not None:
-        labels = [
-            [f"{label}: {each}" for label, each in zip(*row, strict=True)] for row in zip(labels, classes, strict=True)
-        ]
-    return Chart("points", title, x_title, y_title, x, y, names, ordered=True, labels=labels)
+def head_points(layers: Sequence[int], x: Tensor, y: Tensor, title: str, x_title: str, y_title: str) -> Chart:
+    """Return the figure of two numbers per layer and head."""
+    return Chart("points", title, x_title, y_title, x, y, [f"layer {layer}" for layer in layers], ordered=True)
 
 
 def head_frame(layers: Sequence[int], **columns: Tensor) -> pd.DataFrame:

@@ -15,17 +15,8 @@ from pelocality.reports.result import Report
 from pelocality.reports.run import report
 
 SCHEMA = "pelocality-atlas/1"
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "schema": str,
-    "name": str,
-    "facts": dict,
-    "positions": str,
-    "numbers": dict,
-    "layers": list,
-    "found": dict,
-    "missing": dict,
-    "source": dict,
-}
+FIELDS: dict[str, type] = {"schema": str, "name": str, "facts": dict, "positions": str, "numbers": dict}
+FIELDS |= {"layers": list, "found": dict, "missing": dict, "source": dict}
 """The fields of a row, and what each of them is."""
 
 
@@ -147,19 +138,17 @@ def atlas_row(report: Report) -> dict[str, Any]:
         ('pelocality-atlas/1', 'learned', 2)
     """
     columns = {name: values for part in report.parts for name, values in part.by_layer.items()}
-    depth = max((len(values) for values in columns.values()), default=0)
-    layers = [
-        {"layer": layer} | {name: values[layer] for name, values in columns.items() if layer < len(values)}
-        for layer in range(depth)
-    ]
+    layers: list[dict[str, Any]] = []
     means = {}
     for name, values in columns.items():
-        numbers = [value for value in values if value is not None]
-        if numbers:
+        layers += ({"layer": layer} for layer in range(len(layers), len(values)))
+        for layer, value in zip(layers, values, strict=False):
+            layer[name] = value
+        if numbers := [value for value in values if value is not None]:
             means[name] = sum(numbers) if name.startswith("heads:") else sum(numbers) / len(numbers)
     audited = [part.table for part in report.parts if part.key == "positions" and not part.reason]
     measured = [row[table["columns"].index("positions measured")] for table in audited for row in table["rows"]]
-    row: dict[str, Any] = plain(
+    return plain(
         {
             "schema": SCHEMA,
             "name": report.name,
@@ -172,7 +161,6 @@ def atlas_row(report: Report) -> dict[str, Any]:
             "source": report.source,
         }
     )
-    return row
 
 
 def compare_models(
@@ -209,9 +197,9 @@ def compare_models(
     for entry in models:
         if isinstance(entry, str | Path) and str(entry).endswith(".json"):
             rows += Atlas.read([entry]).rows
-            continue
-        model, tokenizer = entry if isinstance(entry, tuple) else (entry, None)
-        rows.append(atlas_row(report(model, tokenizer, progress=progress, **options)))
+        else:
+            pair = entry if isinstance(entry, tuple) else (entry,)
+            rows.append(atlas_row(report(*pair, progress=progress, **options)))
     atlas = Atlas(rows)
     if path is not None:
         atlas.save(path)

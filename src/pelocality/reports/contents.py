@@ -24,7 +24,6 @@ class Chart:
         names: Names of the rows, the lines, the bars or the groups of points.
         ordered: Whether the names have an order, such as layers.
         centred: Whether colours are centred at 0.
-        labels: For points, the label of each point, a list per name.
     """
 
     kind: Literal["grid", "lines", "bars", "groups", "points"]
@@ -36,7 +35,6 @@ class Chart:
     names: Sequence[Any]
     ordered: bool = False
     centred: bool = False
-    labels: Sequence[Sequence[str]] = ()
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,9 @@ def _add_colour_bar(ax: Any, chart: Chart) -> None:
         ax.figure.colorbar(colours, ax=ax, label=chart.names[0].split()[0], fraction=0.046, pad=0.03)
 
 
-def _colours(chart: Chart) -> list[str]:
+def _colours(chart: Chart) -> list[Any]:
     """Return a colour for each name that is readable on white and on black; if names have an order, blue to red."""
-    number = len(chart.names)
     if not chart.ordered:
         return [_REST if name == "other" else _COLOURS[place % len(_COLOURS)] for place, name in enumerate(chart.names)]
-    hues = [0.64 * (1 - place / max(number - 1, 1)) for place in range(number)]
-    rgb = [colorsys.hls_to_rgb(hue, 0.5, 0.65) for hue in hues]
-    return ["#" + "".join(f"{round(255 * each):02x}" for each in colour) for colour in rgb]
+    hues = 0.64 * np.linspace(1, 0, len(chart.names))
+    return [colorsys.hls_to_rgb(hue, 0.5, 0.65) for hue in hues]

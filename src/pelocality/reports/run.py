@@ -178,9 +178,5 @@ def _lines_before(name: str, subject: Subject) -> list[str]:
     texts = ["texts = ...  # as passed to report"]
     if subject.batches is None:
         texts = ["lines = ...  # the paragraphs, one per item", f"texts = text_batches(lines, tokenizer, {length})"]
-    return [
-        "from pelocality import *",
-        "from pelocality.reports import load_model, order_pairs, text_batches",
-        model,
-        *texts,
-    ]
+    imports = ["from pelocality import *", "from pelocality.reports import load_model, order_pairs, text_batches"]
+    return [*imports, model, *texts]

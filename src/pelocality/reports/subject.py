@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pelocality.models import (
-    HeadClasses,
-    PositionalAttention,
-    SequenceModel,
-    TextAverage,
-    head_classes,
-    positional_attention,
-    text_average,
-)
+from pelocality import models
 from pelocality.reports.inputs import text_batches
 
 
@@ -31,7 +23,7 @@ class Subject:
         seed: Seed of all draws.
     """
 
-    model: SequenceModel
+    model: models.SequenceModel
     tokenizer: Any
     lines: list[str] | None
     batches: list[Any] | None
@@ -40,10 +32,10 @@ class Subject:
     seed: int
 
     @cached_property
-    def trial(self) -> PositionalAttention:
+    def trial(self) -> models.PositionalAttention:
         """The attention to one word, which says whether the model is causal."""
         options: dict[str, Any] = {"length": self.length, "words": 1, "seed": self.seed}
-        return positional_attention(self.model, self.tokenizer, **options, progress=False)
+        return models.positional_attention(self.model, self.tokenizer, **options, progress=False)
 
     @cached_property
     def prefix(self) -> bool:
@@ -55,15 +47,15 @@ class Subject:
         return (getattr(self.model.config, "bos_token_id", None) if bos is None else bos) is not None
 
     @cached_property
-    def repeated(self) -> PositionalAttention:
+    def repeated(self) -> models.PositionalAttention:
         """The attention to repeated words."""
-        return positional_attention(self.model, self.tokenizer, **self._options("repeated"), progress=False)
+        return models.positional_attention(self.model, self.tokenizer, **self._options("repeated"), progress=False)
 
     @cached_property
-    def on_text(self) -> TextAverage:
+    def on_text(self) -> models.TextAverage:
         """The attention on texts, in causal models without their first token."""
         options = self._options("on_text")
-        return text_average(self.model, self.texts, tokenizer=self.tokenizer, **options, progress=False)
+        return models.text_average(self.model, self.texts, tokenizer=self.tokenizer, **options, progress=False)
 
     @property
     def first(self) -> int:
@@ -81,10 +73,10 @@ class Subject:
         return text_batches(self.lines, self.tokenizer, min(self.length + self.first, longest - 4))
 
     @cached_property
-    def classes(self) -> HeadClasses:
+    def classes(self) -> models.HeadClasses:
         """What each head is, of random tokens alone without a tokenizer."""
         texts = self.texts if supported(lambda: self.texts) else None
-        return head_classes(self.model, self.tokenizer, texts, **self._options("classes"), progress=False)
+        return models.head_classes(self.model, self.tokenizer, texts, **self._options("classes"), progress=False)
 
     def _options(self, name: str) -> dict[str, Any]:
         """Return the keyword arguments of the call that makes `repeated`, `on_text` or `classes`."""

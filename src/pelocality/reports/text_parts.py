@@ -8,17 +8,8 @@ from torch import Tensor
 
 from pelocality.encodings import NoEncoding
 from pelocality.metrics import direction_balance, sink_rate
-from pelocality.models import attach, influence, rollout
-from pelocality.reports._by_head import (
-    by_layer,
-    head_frame,
-    head_grid,
-    head_points,
-    how_many,
-    largest,
-    own_share,
-    place_of,
-)
+from pelocality.models import AveragedAttention, attach, influence, rollout
+from pelocality.reports._by_head import by_layer, head_frame, head_grid, head_points, how_many, largest, place_of
 from pelocality.reports.contents import Chart, Part, table_of
 from pelocality.reports.inputs import order_pairs, text_batches
 from pelocality.reports.subject import Subject, supported
@@ -103,7 +94,7 @@ def classes(subject: Subject) -> Part:
         table_of(result.to_frame()),
         (
             Chart("bars", "classes by layer", "layer", "heads", list(result.layers), list(by_class.values()), kinds),
-            head_points(result.layers, positional, symbolic, "tokens permuted", "positional", "symbolic", named),
+            head_points(result.layers, positional, symbolic, "tokens permuted", "positional", "symbolic"),
         ),
         {f"heads: {name}": numbers for name, numbers in by_class.items()}
         | {"position in states": states[1:] if len(states) == len(counts) + 1 else states},
@@ -122,7 +113,7 @@ def depth(subject: Subject) -> Part:
         attention = rollout(getattr(subject, name))
         layers = attention.layers
         codes.append(f"rollout({subject.code(name)})")
-        columns |= {"rollout_own": own_share(attention), "rollout_first": sink_rate(attention).mean(1).tolist()}
+        columns |= {"rollout_own": _own_share(attention), "rollout_first": sink_rate(attention).mean(1).tolist()}
     except ValueError as error:
         caution = str(error)
     short = min(SHORT, subject.length)
@@ -138,7 +129,7 @@ def depth(subject: Subject) -> Part:
             shown = f"length={options['length']}, words=2"
         result = influence(subject.model, **options, directions=1, seed=subject.seed, progress=False)
         codes.append(f"influence(model, {shown}, directions=1, seed={subject.seed})")
-        own = own_share(result)
+        own = _own_share(result)
         balance = direction_balance(result).mean(1).tolist() if result.positions is None else []
         more = {"influence_own": own, "influence_first": sink_rate(result).mean(1).tolist()}
         more |= {"influence_direction_balance": balance} if balance else {}
@@ -170,6 +161,11 @@ def depth(subject: Subject) -> Part:
         {name.replace("_", " "): each for name, each in columns.items() if name.startswith("influence")},
         (caution,) if caution else (),
     )
+
+
+def _own_share(result: AveragedAttention) -> list[float]:
+    """Return the mean of the diagonal, layer by layer."""
+    return list(map(float, result.attention.diagonal(dim1=-2, dim2=-1).mean((1, 2))))
 
 
 def order(subject: Subject) -> Part:

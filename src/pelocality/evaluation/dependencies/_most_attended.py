@@ -12,7 +12,7 @@ from tqdm import tqdm
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_tokenizer
 from pelocality.evaluation.dependencies._sentences import NO_TOKENS
-from pelocality.models.layers import AttentionLayers, attention_layers, observe_layers
+from pelocality.models.layers import AttentionLayers, observe_layers
 from pelocality.models.sequence_model import SequenceModel
 
 Words = Sequence[str]
@@ -58,7 +58,7 @@ def most_attended(
             model.check_ids(inputs["input_ids"])
             words = [len(sentences[i]) for i in chosen]
             membership = _membership([encoded.word_ids(i) for i in chosen], max(words))
-            attending = attending or attention_layers(model, inputs)
+            attending = attending or AttentionLayers(model, inputs)
             most: list[Tensor] = []  # layer by layer, (batch, words, head)
 
             def use(_: int, weights: Tensor, seen: Tensor, most: list[Tensor] = most, of: Tensor = membership) -> None:

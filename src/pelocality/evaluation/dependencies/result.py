@@ -63,8 +63,7 @@ class Items:
 
 def by_sentence(values: NDArray[np.int64], sentences: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sums of (items, ...) values over the items of each sentence, which are consecutive."""
-    sums: NDArray[np.int64] = np.add.reduceat(values, np.unique(sentences, return_index=True)[1])
-    return sums
+    return np.add.reduceat(values, np.unique(sentences, return_index=True)[1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,8 +146,7 @@ class DependencyAccuracy(DisplayMixin):
         empty = (self.attended == NO_TOKENS).all((1, 2))
         head, word = self.words["head"].to_numpy(), self.words["word"].to_numpy()
         row_of_head = np.arange(len(empty)) + np.where(head < 0, 0, head - word)
-        lacks: NDArray[np.bool_] = (head >= 0) & (empty | empty[row_of_head])
-        return lacks
+        return (head >= 0) & (empty | empty[row_of_head])
 
     def _answer_is_later(self, direction: Direction) -> NDArray[np.bool_]:
         """Return for each word, as a dependent, whether the answer to its arc comes after the query word."""

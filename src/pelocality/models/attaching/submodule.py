@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 def read_configuration(state: Tensor) -> dict[str, Any]:
     """Return the configuration that `Attached.get_extra_state` saved."""
-    return json.loads(bytes(state.tolist()))  # type: ignore[no-any-return]
+    return json.loads(bytes(state.tolist()))
 
 
 class Attached(nn.Module):

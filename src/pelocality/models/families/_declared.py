@@ -194,8 +194,7 @@ def _has_rotary(config: Any) -> bool:
 
 def layer_type(config: Any, layer: int) -> str | None:
     """Return the declared type of a layer, such as "sliding_attention", or None."""
-    kind: str | None = _member(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None), layer)
-    return kind
+    return _member(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None), layer)
 
 
 def _member(by_layer: Any, layer: int) -> Any:

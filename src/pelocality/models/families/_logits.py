@@ -83,8 +83,7 @@ class KnownLogits(Architecture):
 
     def cap(self, module: Any) -> float | None:
         """Return the c of soft-capped logits c tanh(x / c), or None."""
-        cap: float | None = getattr(module, "attn_logit_softcapping", None)  # Gemma 2
-        return cap
+        return getattr(module, "attn_logit_softcapping", None)  # Gemma 2
 
     def absolute(self, base: Any) -> AbsoluteInput | None:
         """Return how absolute positions are added to the input, or None where the family has none."""

@@ -42,8 +42,7 @@ class MpNet(KnownLogits):
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         table = base.encoder.relative_attention_bias
         distance = torch.arange(1 - length, length, device=table.weight.device)
-        bias: Tensor = table(base.encoder.relative_position_bucket(distance)).T
-        return bias
+        return table(base.encoder.relative_position_bucket(distance)).T
 
 
 class Bloom(KnownLogits):
@@ -68,8 +67,7 @@ class Bloom(KnownLogits):
     def relative_bias(self, base: Any, module: Any, length: int) -> Tensor | None:
         pair = torch.ones(1, 2, dtype=torch.long)
         slopes = base.build_alibi_tensor(pair, base.num_heads, torch.float32)[:, 0, 1]  # slope * j at j = 1
-        bias: Tensor = slopes[:, None] * torch.arange(1 - length, length)
-        return bias
+        return slopes[:, None] * torch.arange(1 - length, length)
 
 
 class Mpt(Architecture):
@@ -152,8 +150,7 @@ class XlNet(KnownLogits):
         return self.scaling(module) * torch.einsum("he,hke->hk", module.r_r_bias, projected)
 
     def content_bias(self, module: Any) -> Tensor | None:
-        bias: Tensor = module.r_w_bias
-        return bias
+        return module.r_w_bias
 
     def segment_logits(self, module: Any, query: Tensor, token_type_ids: Tensor) -> Tensor | None:
         differs = (token_type_ids[:, :, None] != token_type_ids[:, None, :]).long()

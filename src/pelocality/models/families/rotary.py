@@ -44,8 +44,7 @@ class Rotary(KnownLogits):
             states, norm = norm(states), None
         states = states.view(*states.shape[:-1], -1, getattr(module, self.head_size))
         states = (states if norm is None else norm(states)).transpose(1, 2)
-        normed: Tensor = getattr(module, f"{letter}_layernorm", nn.Identity())(states)  # Phi's and StableLM's
-        return normed
+        return getattr(module, f"{letter}_layernorm", nn.Identity())(states)  # Phi's and StableLM's
 
     def _grouped(self, module: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries, and the keys of each query head; dimensions that rotate together half of d_head apart."""

@@ -13,7 +13,7 @@ from pelocality.models._inference import inference
 from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
 from pelocality.models.heads.weights import weight_scores
 from pelocality.models.inputs.batches import TextBatches
-from pelocality.models.layers import attention_layers
+from pelocality.models.layers import AttentionLayers
 from pelocality.models.measuring.provenance import Provenance, provenance
 from pelocality.models.measuring.result import interval_of
 from pelocality.models.measuring.samples import hides_future
@@ -205,7 +205,7 @@ def head_classes(
     texts = in_batches(plain, batch_size) if texts is None else texts
     batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)
     with inference(model.module):
-        attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]}, layers=layers)
+        attending = AttentionLayers(model, {"input_ids": plain["input_ids"][:1]}, layers=layers)
         heads = HeadSums(model, attending, attending.requested, length)
         for name, rows in (("_control", plain), ("", repeated)):
             for inputs in in_batches(rows, batch_size):

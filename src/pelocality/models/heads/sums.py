@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from pelocality._toeplitz import diagonal_sums
 from pelocality.models.inputs.words import special_ids, special_tokens_around
 from pelocality.models.layers import AttentionLayers, observe_layers
 from pelocality.models.measuring.samples import hides_future
@@ -191,10 +193,7 @@ def in_batches(inputs: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor
 
 def _by_distance(matrices: Tensor, reach: int) -> Tensor:
     """Return the sums of matrices (..., n, n) over the pairs at each distance from -reach to reach."""
-    n, shape = matrices.shape[-1], matrices.shape[:-2]
-    every = range(-reach, reach + 1)
-    sums = [matrices.diagonal(k, -2, -1).sum(-1) if abs(k) < n else matrices.new_zeros(shape) for k in every]
-    return torch.stack(sums, -1)
+    return pad(diagonal_sums(matrices), [reach + 1 - matrices.shape[-1]] * 2)  # a negative number cuts
 
 
 def _permuted_tokens(moving: Tensor, generator: np.random.Generator) -> Tensor:

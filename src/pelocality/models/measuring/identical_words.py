@@ -12,7 +12,7 @@ from tqdm import tqdm
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.words import constant_content, repeated_words
-from pelocality.models.layers import attention_layers, texts_of
+from pelocality.models.layers import AttentionLayers, texts_of
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import PositionalAttention
 from pelocality.models.measuring.rows import RowSums
@@ -116,7 +116,7 @@ def positional_attention(
     rank, processes = rank_and_size()
     with failing_together() as must_agree:
         must_agree += (probe.ids, probe.names, length, layers)
-        attending = attention_layers(model, probe.inputs(0, 1), length + probe.fed, layers)
+        attending = AttentionLayers(model, probe.inputs(0, 1), length + probe.fed, layers)
         requested = attending.requested
         positions = slice(attending.before + probe.before, attending.before + probe.before + length)
         of_one_word = attending.heads * (attending.added + probe.fed + length) ** 2 * attending.dtype.itemsize
@@ -142,7 +142,7 @@ def positional_attention(
     sums.add_processes()
     without = () if attending.added + probe.fed else ("cut_share",)
     if not matrices:
-        return sums.result(*without, equal_states=equal_states, **fed, **drawn)  # type: ignore[no-any-return]
+        return sums.result(*without, equal_states=equal_states, **fed, **drawn)
     mean = sums.attention.div_(len(probe.names))  # in place: this tensor is most of the memory for long inputs
     visible = None if bool(sums.visible.all()) else sums.visible
     source = provenance(model, attending, causal=sums.causal, equal_states=equal_states, **fed, **drawn)

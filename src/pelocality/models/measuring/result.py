@@ -211,7 +211,7 @@ class Averages(DisplayMixin):
         names = [name for name in tensors if name.startswith("per_sample.")]
         per_sample = {name.removeprefix("per_sample."): tensors.pop(name) for name in names}
         make: Any = cls
-        return make(  # type: ignore[no-any-return]
+        return make(
             per_sample=per_sample,
             layers=tuple(header["layers"]),
             source=Provenance(**source),

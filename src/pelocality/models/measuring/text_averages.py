@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pelocality._checks import count, flag
 from pelocality._distributed import failing_together, rank_and_size, undivided_if_sharded
 from pelocality.models.inputs.batches import TextBatches
-from pelocality.models.layers import attention_layers
+from pelocality.models.layers import AttentionLayers
 from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedAttention
 from pelocality.models.measuring.rows import FEWEST, RowSums
@@ -170,7 +170,7 @@ def text_average(
     with failing_together() as must_agree:
         for number, (inputs, included) in enumerate(batches):  # every process reads every batch
             if sums is None:
-                attending = attention_layers(model, inputs, layers=layers)
+                attending = AttentionLayers(model, inputs, layers=layers)
                 requested = attending.requested
                 grid = model.grid_of(inputs)
                 sums = TextSums(model, attending, requested, length, without_first)
@@ -192,7 +192,7 @@ def text_average(
         starts, stops = zip(*sums.spans, strict=True)
         left_out = min(starts) if max(stops) == length else 0
         numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
-        return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
+        return sums.result(special_tokens=special_tokens, **numbers)
     share = sums.share()
     spans = torch.tensor(sums.spans, device="cpu")[:, :, None]  # (text, begin and end, 1)
     position = torch.arange(int(spans.max()), device="cpu")
