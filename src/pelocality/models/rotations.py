@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from pelocality._checks import count
 from pelocality.models._calls import argument_names, call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
-from pelocality.models.auditing.measured import SHORT, Call, Recorder, unrotated
+from pelocality.models.recorder import SHORT, Call, Recorder, unrotated
 from pelocality.models.sequence_model import SequenceModel
 
 _FARTHEST = 2**20  # the farthest place of a token: slow bands turn there too, and fast ones are rounded by .03 radians
 _COUNTED = 1009  # tokens of a model that takes no position ids; a prime, so that hardly another axis has its size
-_LARGE = 2**24  # numbers of a tensor that is a matrix of weights rather than states
 _ROUNDING = 2e-4, 3e-7  # radians by which angles of float32 are off near the origin, and as a share of large angles
 _STILL = 1e-5  # a dimension turns if its squares differ between tokens by more, relative to their mean
 _PAIRED = 1e-2  # two dimensions turn together if the sum of their squares differs by less than this share of each
@@ -207,30 +205,12 @@ def tokens_seen(model: SequenceModel, inputs: Any) -> list[int]:
     return seen
 
 
-class _Float32(Recorder):
-    """Records queries and keys of constant content, computed in float32 by a model in half precision too."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.paused or func is nn.functional.embedding:
-            return _in_float32(super().__torch_function__(func, types, args, kwargs))
-        if (constant := self._constant_map(func, args, kwargs)) is not None:
-            return _in_float32(constant)
-        return super().__torch_function__(func, types, *tree_map(_in_float32, (args, kwargs)))
-
-
-def _in_float32(each: Any) -> Any:
-    """Return a tensor of half precision in float32, but not large ones: weights, of which nothing is read."""
-    half = isinstance(each, Tensor) and each.dtype in (torch.float16, torch.bfloat16)
-    return each.float() if half and each.numel() < _LARGE else each
-
-
 def _run(model: SequenceModel, inputs: Any, places: Tensor) -> Run:
     """Run a model with one vector at all tokens in place of each linear map of these."""
     tokens = len(places)
     if model.content is not None:  # it may add tokens of its own
         tokens = min((n for n in tokens_seen(model, inputs) if n >= tokens), default=tokens)
-    recorder = _Float32(tokens)
+    recorder = Recorder(tokens)
     recorder.part = slice(None)
     with model.explaining(inputs), recorder.observing(model.module):
         model.run(inputs)

@@ -10,12 +10,13 @@ from pelocality._distributed import refuse_sharded
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
 from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
-from pelocality.models.auditing.measured import BEHIND_PADDING, PADDING, SHORT, Layer, Lookup, NoRowError, Reading, read
+from pelocality.models.auditing.measured import BEHIND_PADDING, PADDING, Layer, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.families import UNDECLARED, family_named
 from pelocality.models.inputs.tokens import token_batch
 from pelocality.models.inputs.words import drawn_words
+from pelocality.models.recorder import SHORT, Lookup, NoRowError
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.models.token_proof import cautions_of, prove_tokens
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from pelocality._checks import HIDDEN
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._weights import token_embeddings
-from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
+from pelocality.models.auditing.measured import BEHIND_PADDING, Layer, Reading
 from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.families import UNDECLARED, Architecture, KnownLogits, Window
+from pelocality.models.recorder import Call, Lookup, NoRowError, distances
 
 _PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}
