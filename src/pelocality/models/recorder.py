@@ -43,7 +43,7 @@ class Lookup(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One attention, of the first ``SHORT`` positions.
+    """One attention, of the first positions that are compared one by one.
 
     Attributes:
         block: The block in which it ran.
@@ -85,13 +85,16 @@ class Recorder(Observer):
         real: The tokens that are not padding.
         change: Called with each function of torch that runs, and its result. The model runs as it is, and stops before
             its first block.
+        most: The number of tokens that are compared one by one.
     """
 
-    def __init__(self, tokens: int, constant: bool = True, real: slice = slice(None), change: Any = None) -> None:
+    def __init__(
+        self, tokens: int, constant: bool = True, real: slice = slice(None), change: Any = None, most: int = SHORT
+    ) -> None:
         super().__init__(lambda attention: None, tokens)
         self.tokens, self.constant, self.real, self.change = tokens, constant and change is None, real, change
         start, stop, _ = real.indices(tokens)
-        self.part = slice(start, min(stop, start + SHORT))  # the tokens that are compared one by one
+        self.part = slice(start, min(stop, start + most))  # the tokens that are compared one by one
         self.input_states: Tensor | None = None  # the states (1, n, ...) before the first block
         self.output: Any = None  # the output (1, n, d) of a model that ran to its end
         self.calls: list[Call] = []

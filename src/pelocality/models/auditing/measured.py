@@ -1,6 +1,5 @@
 """What each attention layer of a model does with positions, read from runs of constant content."""
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,10 @@ from transformers import GenerationConfig
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._restore import changed
 from pelocality.models._weights import embedding_weight
-from pelocality.models.auditing.rotations import Rotation, rotation_of
 from pelocality.models.families import Architecture, Window, family_named
 from pelocality.models.layers import layer_numbers
 from pelocality.models.recorder import SHORT, Call, Lookup, NoRowError, Recorder, unrotated
+from pelocality.models.rotations import Rotation, closest_rotation, places_apart, text_at
 from pelocality.models.sequence_model import SequenceModel
 
 PADDING = 5  # tokens of padding
@@ -34,10 +33,10 @@ class Layer:
         constant: Its attention with constant content.
         text: Its attention with the model's own content.
         masked: Its attention with constant content and a mask, by the padding in it.
-        queries: How its queries are rotated: a `Rotation`, None for not at all, "scaled" or "change" for another change
-            by position, "unseen" where no product of queries and keys was found.
+        queries: How its queries are rotated: a `Rotation`, None for not at all, "scaled", or "change" and a reason, for
+            another change by position, "unseen" where no product of queries and keys was found.
         keys: Likewise.
-        far: How its queries are rotated at positions far apart; None where the model takes none.
+        far: How both are rotated at positions far apart, on each axis alone; None where the model takes none.
     """
 
     number: int
@@ -108,8 +107,6 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     """
     config: Any = model.config.get_text_config()
     family = family_named(config.model_type)
-    every = range(config.num_hidden_layers)
-    in_sections = any(family.declared_axes(family.declared_rotation(config, layer)) is not None for layer in every)
     widths = {embedding_weight(model.module).shape[1], config.hidden_size}
     # An encoder-decoder model reads with its encoder, which continues no text.
     generates = bool(model.with_head.can_generate()) and not model.with_head.config.is_encoder_decoder
@@ -132,20 +129,19 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     table = _table_at_input(at_input.lookups, widths)
     lost = [] if table is None else _lost_positions(model, family, inputs, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
-    near = far = torch.arange(min(length, SHORT), device="cpu")[None]
-    distant: list[Tensor | None] = [None] * len(constant.calls)
+    near = torch.arange(min(length, SHORT), device="cpu")[:, None]
+    far, distant = near, [torch.empty(0)] * len(constant.calls)
     if farthest and model.reads("position_ids"):
-        n, farthest = near.shape[1], min(farthest, (model.longest or sys.maxsize) - 1)
-        far = near + ((farthest - n + 1) * (near / (n - 1)) ** 3).long()
-        few = {"input_ids": ids[:, :n], "attention_mask": torch.ones_like(ids[:, :n])}
-        far = torch.cat([far, farthest - far, far // 2]) if in_sections else far  # of time, height and width
-        few["position_ids"] = (far[:, None] if in_sections else far).to(ids.device)
-        distant = [call.query for call in _run(model, few).calls]
-    layers = []
-    for place, (call, other, query) in enumerate(zip(constant.calls, still, distant, strict=True)):
+        far = places_apart(model, farthest + 1)
+        both = [(call.query, call.key) for call in _run(model, text_at(model, far), most=len(far)).calls]
+        distant = [
+            torch.cat([each for each in pair if each is not None and each.any()] or distant[:1]) for pair in both
+        ]
+    layers, tolerance = [], max(1e-3, 4 * torch.finfo(model.dtype).eps)
+    for place, (call, other, states) in enumerate(zip(constant.calls, still, distant, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
         rotation = family.declared_rotation(config, block)
-        axes, hints = family.declared_axes(rotation), [rotation.dims] if isinstance(rotation, RotaryAngles) else []
+        dims = rotation.dims if isinstance(rotation, RotaryAngles) else 0
         layer = Layer(
             number=numbers[place],
             rotation=rotation,
@@ -153,13 +149,30 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
             constant=call,
             text=on_text[place] if place < len(on_text) else call,
             masked={name: calls[place] for name, calls in with_mask.items() if place < len(calls)},
-            queries=rotation_of(call.query, other.query, near, length, hints),
-            keys=rotation_of(call.key, other.key, near, length, hints),
-            far=rotation_of(query, None, far if axes is None else far[axes], farthest + 1, hints),
+            queries=_rotation(call.query, other.query, near, dims, tolerance),
+            keys=_rotation(call.key, other.key, near, dims, tolerance),
+            far=_rotation(states, None, far, dims, tolerance),
         )
         layers.append(layer)
     causal = family.declared_causal(config, model.module)
     return Reading(model, config, family, causal, generates, layers, others, constant, table, at_input, lost, runs)
+
+
+def _rotation(
+    states: Tensor | None, still: Tensor | None, places: Tensor, dims: int, tolerance: float
+) -> Rotation | str | None:
+    """Return how queries or keys are rotated at places, or the other change by position, as of `Layer.queries`."""
+    if states is None or not bool(states.any()):  # some states of untrained models are zero, such as ZAYA's keys
+        return "unseen"
+    try:
+        rotation = closest_rotation(states, places, still, dims)
+    except ValueError as error:
+        return f"change: {error}"
+    if rotation is not None:
+        by_head = len(rotation.frequencies) > 1
+        return "change: heads turn by different angles" if by_head else rotation._replace(tolerance=tolerance)
+    before = states[:, :1] if still is None or torch.equal(states, still) else still
+    return "scaled" if (states - before).abs().max() > 1e-5 * before.abs().max() else None
 
 
 def _lost_positions(model: SequenceModel, family: Architecture, inputs: dict[str, Any], table: Lookup) -> list[int]:
