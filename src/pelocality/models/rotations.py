@@ -7,6 +7,7 @@ from its coordinates, or the model is refused: nothing is taken from a buffer or
 """
 
 import itertools
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -275,10 +276,9 @@ def closest_rotation(states: Tensor, places: Tensor, still: Tensor | None = None
     """
     states, places = states.cpu().double(), places.double()
     still = states if still is None else still.cpu().double()
-    turning = _pairs(nn.functional.normalize(states, dim=-1))  # Llama 4 scales queries by their position
-    if not len(turning):
+    pairs = _pairs(nn.functional.normalize(states, dim=-1), dims)  # Llama 4 scales queries by their position
+    if not len(pairs):
         return None
-    pairs = _with_still_bands(turning, states.shape[-1], dims)
     every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still[:, :1]))  # (head, n, band)
     extra, read = every.shape[1] - len(places), list[Rotation]()
     recognised = not torch.equal(states[:, : still.shape[1]], still[:, : states.shape[1]])
@@ -306,38 +306,45 @@ def closest_rotation(states: Tensor, places: Tensor, still: Tensor | None = None
     return read[0]._replace(off=min(each.off for each in read))
 
 
-def _with_still_bands(pairs: Tensor, size: int, dims: int) -> Tensor:
-    """Return pairs of a head, and those between and behind them that do not turn: of both halves, or neighbours.
+def _pairs(states: Tensor, dims: int) -> Tensor:
+    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is equal at all places.
 
-    A rotation of so many dimensions is tried first, and else the smallest one.
+    Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
     """
-    first, last, stride = int(pairs.min()), int(pairs.max()) + 1, int(pairs[0, 1] - pairs[0, 0])
-    for half in ((dims + 1) // 2, stride, (last - first) // 2):
-        for start, halves in itertools.product((0, size - 2 * half, first), (True, False)):
-            every = start + torch.arange(2 * half, device="cpu")
-            every = every.view(2, half).T if halves else every.view(half, 2)
-            if 0 <= start <= size - 2 * half and bool((pairs[:, None] == every).all(-1).any(1).all()):
-                return every
-    return pairs
-
-
-def _pairs(states: Tensor) -> Tensor:
-    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is equal at all places."""
     squares = states.square()
     change = squares - squares.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)
     alone = together.diagonal()
-    turning = (alone > (_STILL * squares.mean()) ** 2 * squares[..., 0].numel()).nonzero().flatten()
+    turns = alone > (_STILL * squares.mean()) ** 2 * squares[..., 0].numel()
+    turning, of_sum = turns.nonzero().flatten(), alone[:, None] + alone + 2 * together
     if not len(turning):
         return turning.new_zeros(0, 2)
-    of_sum = (alone[:, None] + alone + 2 * together)[turning][:, turning].fill_diagonal_(torch.inf)
-    least, partner = of_sum.min(1)
+    for every in _layouts(len(alone), dims):
+        if turns[every].sum() == len(turning):
+            a, b = every[turns[every].any(1)].T
+            if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b])).all()):
+                return every
+    least, partner = of_sum[turning][:, turning].fill_diagonal_(torch.inf).min(1)
     lonely = least > _PAIRED * alone[turning]
     if bool(lonely.any()) or not torch.equal(partner[partner], torch.arange(len(partner))):
         number = int(lonely.sum()) or len(turning)
         raise ValueError(f"{number} of {len(alone)} dimensions turn with no other one, or not by the same angle")
     first = turning < turning[partner]
-    return torch.stack([turning[first], turning[partner][first]], 1)
+    pairs = torch.stack([turning[first], turning[partner][first]], 1)
+    begin, end, stride = int(turning[0]), int(turning[-1]) + 1, int(pairs[0, 1] - pairs[0, 0])
+    for every in (*_layouts(len(alone), 2 * stride, begin), *_layouts(len(alone), end - begin, begin)):
+        if bool((pairs[:, None] == every).all(-1).any(1).all()):
+            return every
+    return pairs
+
+
+def _layouts(size: int, dims: int, begin: int = 0) -> Iterator[Tensor]:
+    """Yield pairs of so many dimensions of a head, the first, the last or others, by halves and by neighbours."""
+    half = (dims + 1) // 2
+    for start in dict.fromkeys((0, size - 2 * half, begin)):
+        if half and 0 <= start <= size - 2 * half:
+            every = start + torch.arange(2 * half, device="cpu")
+            yield from (every.view(2, half).T, every.view(half, 2))
 
 
 def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
