@@ -65,6 +65,12 @@ class Call(NamedTuple):
     sinks: Tensor | None = None
     owner: nn.Module | None = None
 
+    @property
+    def states(self) -> Tensor | None:
+        """Queries and keys that were seen and are not zero, as more heads (head, n, d_head) on the CPU, or None."""
+        seen = [each.cpu() for each in (self.query, self.key) if each is not None and bool(each.any())]
+        return torch.cat(seen) if seen else None
+
 
 class NoRowError(Exception):
     """A position for which a table has no row."""

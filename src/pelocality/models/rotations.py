@@ -7,7 +7,6 @@ from its coordinates, or the model is refused: nothing is taken from a buffer or
 """
 
 import itertools
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -86,14 +85,12 @@ class Run(NamedTuple):
     Attributes:
         inputs: The inputs.
         places: The coordinates (n, axis) of the tokens but those that have none.
-        calls: Each self-attention of which queries and keys were seen.
-        states: The queries and keys of each, (head, n, d), on the CPU.
+        calls: Each self-attention of which queries or keys were seen.
     """
 
     inputs: Any
     places: Tensor
     calls: list[Call]
-    states: list[Tensor]
 
 
 def rotation_of_model(given: Any, layer_type: str | None, length: int | None) -> tuple[Rotation, float]:
@@ -137,14 +134,17 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
         with unrotated(model.module):
             still = _run(model, runs[-1].inputs, runs[-1].places)
     places, read = runs[-1].places, list[tuple[Call, Rotation | None]]()
-    for number, (call, states) in enumerate(zip(runs[-1].calls, runs[-1].states, strict=True)):
-        reason, before = "turns queries and keys, but not by the places of its tokens", still.states[number]
+    for call, before, *of_runs in zip(runs[-1].calls, still.calls, *(run.calls for run in runs), strict=True):
+        reason, states = (
+            "turns queries and keys, but not by the places of its tokens",
+            [each.states for each in of_runs],
+        )
         try:
-            rotation = rotation_of(states, places, before)
+            rotation = rotation_of(states[-1], places, before.states)
             reason = "has frequencies that depend on the length of its input, so give length="
             if len(runs) > 1:  # tokens of all runs are equal, and text has one coordinate on all axes
                 every = torch.cat([run.places.expand(-1, places.shape[1]) for run in runs])
-                rotation = rotation_of(torch.cat([run.states[number] for run in runs], 1), every, before)
+                rotation = rotation_of(torch.cat(states, 1), every, before.states)
         except ValueError as error:
             raise ValueError(f"{model} {reason}: {error}") from None
         read.append((call, rotation))
@@ -159,16 +159,17 @@ def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
     most = [min(model.longest or each, each) for each in (SHORT, _COUNTED)]
     taken = _sizes(model)
     short, long = (next((n for n in range(each, 2, -1) if n not in taken), each) for each in most)
-    runs = [_text_run(model, torch.arange(length or short)[:, None], placed=False)]
+    runs = [_run(model, *text_at(model, length or short))]
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
-            far = _text_run(model, places_apart(model, length or _FARTHEST))
-            pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in zip(runs[0].states, far.states, strict=True))
+            far = _run(model, *text_at(model, places_apart(model, length or _FARTHEST)))
+            both = ((a.states, b.states) for a, b in zip(runs[0].calls, far.calls, strict=True))
+            pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in both)
             if not all(torch.allclose(*each, atol=1e-4, rtol=1e-2) for each in pairs):  # it does not count its tokens
                 return [*runs[: length is None], far]
     with suppress(ValueError):  # a table may have fewer rows
         if length is None:
-            runs.append(_text_run(model, torch.arange(long)[:, None], placed=False))
+            runs.append(_run(model, *text_at(model, long)))
     return runs
 
 
@@ -177,17 +178,13 @@ def _sizes(model: SequenceModel) -> set[int]:
     return {size - more for each in model.module.parameters() for size in each.shape for more in (0, 1)}
 
 
-def _text_run(model: SequenceModel, places: Tensor, *, placed: bool = True) -> Run:
-    """Return a run of one token id at each of these places, given as position ids unless they are counted."""
-    return _run(model, text_at(model, places, placed=placed), places)
-
-
-def text_at(model: SequenceModel, places: Tensor, *, placed: bool = True) -> dict[str, Tensor]:
-    """Return inputs of one token id at these places (n, axis), given as position ids unless they are counted."""
+def text_at(model: SequenceModel, given: Tensor | int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return inputs of one token id, and places: those given (n, axis) as position ids, or so many, counted."""
+    places = torch.arange(given, device="cpu")[:, None] if isinstance(given, int) else given
     ids = torch.full((1, len(places)), model.some_ids(1)[0], device=model.device)
     inputs = {"input_ids": ids} | ({"attention_mask": torch.ones_like(ids)} if model.reads("attention_mask") else {})
     position_ids = (places.T if places.shape[1] == 1 else places.T[:, None]).to(ids.device)
-    return inputs | ({"position_ids": position_ids} if placed else {})
+    return inputs | ({} if isinstance(given, int) else {"position_ids": position_ids}), places
 
 
 def _content_run(model: SequenceModel, length: int | None) -> Run:
@@ -212,7 +209,7 @@ def places_apart(model: SequenceModel, farthest: int) -> Tensor:
 
     readers = [each for each in model.module.modules() if "position_ids" in argument_names(each)]
     with hooked(readers, before=note):
-        model.run(text_at(model, torch.arange(2, device="cpu")[:, None], placed=False))
+        model.run(text_at(model, 2)[0])
     every, farthest = range(max(axes)), min(farthest, model.longest or farthest) - 1
     steps = sorted({farthest, *(2**k for k in range(farthest.bit_length()))} - {0})
     places = [[0 for _ in every], *([step * (axis == other) for other in every] for axis in every for step in steps)]
@@ -237,8 +234,7 @@ def _run(model: SequenceModel, inputs: Any, places: Tensor) -> Run:
     recorder = Recorder(tokens, most=tokens)
     with model.explaining(inputs), recorder.observing(model.module):
         model.run(inputs)
-    calls: list[Any] = [call for call in recorder.calls if call.query is not None and call.key is not None]
-    return Run(inputs, places, calls, [torch.cat([call.query, call.key]).cpu().double() for call in calls])
+    return Run(inputs, places, [call for call in recorder.calls if call.states is not None])
 
 
 # ---- from queries and keys to a rotation
@@ -261,7 +257,9 @@ def rotation_of(states: Tensor, places: Tensor, still: Tensor | None = None) -> 
     return rotation._replace(pairs=pairs, frequencies=waves, scaling=1.0 if abs(scaling - 1) < 1e-6 else scaling)
 
 
-def closest_rotation(states: Tensor, places: Tensor, still: Tensor | None = None, dims: int = 0) -> Rotation | None:
+def closest_rotation(
+    states: Tensor, places: Tensor, still: Tensor | None = None, dims: int | None = None, tolerance: float = 1e-3
+) -> Rotation | None:
     """Return the rotation closest to that of states (head, n, d) that are equal but for it, None for none.
 
     Args:
@@ -269,14 +267,16 @@ def closest_rotation(states: Tensor, places: Tensor, still: Tensor | None = None
         places: The coordinates of the others, (n, axis), from the lowest corner on.
         still: The same without rotation, at any tokens; states that are equal may be rotated by what was not
             recognised.
-        dims: The number of rotated dimensions that is tried first: slow bands may hardly turn.
+        dims: The number of rotated dimensions that is declared, and tried first: slow bands may hardly turn. All heads
+            then have one rotation.
+        tolerance: That of the rotation.
 
     Raises:
         ValueError: The states change, but not by a rotation of pairs of dimensions.
     """
     states, places = states.cpu().double(), places.double()
     still = states if still is None else still.cpu().double()
-    pairs = _pairs(nn.functional.normalize(states, dim=-1), dims)  # Llama 4 scales queries by their position
+    pairs = _pairs(nn.functional.normalize(states, dim=-1), dims or 0)  # Llama 4 scales queries by their position
     if not len(pairs):
         return None
     every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still[:, :1]))  # (head, n, band)
@@ -285,7 +285,7 @@ def closest_rotation(states: Tensor, places: Tensor, still: Tensor | None = None
     scaling = float(every[:, extra].norm() / before.norm()) if recognised else None
     against = every * (before if recognised else every[:, :1]).conj()
     measured = against.sum(0).angle()
-    by_head = [len(every) // 2] * (len(every) % 2 == 0)
+    by_head = [len(every) // 2] * (dims is None and len(every) % 2 == 0)
     for first, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
         part = slice(first, first + len(places))
         origin = every[:, -1 if extra and not first else 0, None]
@@ -297,7 +297,7 @@ def closest_rotation(states: Tensor, places: Tensor, still: Tensor | None = None
         angles = torch.zeros_like(turns.real)
         angles[:, part] = (places + shift if extra else steps) @ waves.mT
         off = _within_half_turn(of_heads.angle() - angles).abs()
-        read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], float(off.max())))
+        read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], float(off.max()), tolerance))
         if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
             return read[-1]._replace(off=0.0)
     across = (against * torch.polar(torch.ones_like(measured), -measured)).imag
@@ -319,32 +319,22 @@ def _pairs(states: Tensor, dims: int) -> Tensor:
     turning, of_sum = turns.nonzero().flatten(), alone[:, None] + alone + 2 * together
     if not len(turning):
         return turning.new_zeros(0, 2)
-    for every in _layouts(len(alone), dims):
-        if turns[every].sum() == len(turning):
-            a, b = every[turns[every].any(1)].T
-            if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b])).all()):
-                return every
+    for half in ((dims + 1) // 2, *range((len(turning) + 1) // 2, len(alone) // 2 + 1)):
+        room = len(alone) - 2 * half
+        for start, halves in itertools.product(sorted({0, room, int(turning[0])}), (True, False)):
+            every = torch.arange(start, start + 2 * half, device="cpu")
+            every = every.view(2, half).T if halves else every.view(half, 2)
+            if 0 <= start <= room and turns[every].sum() == len(turning):
+                a, b = every[turns[every].any(1)].T
+                if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b])).all()):
+                    return every
     least, partner = of_sum[turning][:, turning].fill_diagonal_(torch.inf).min(1)
     lonely = least > _PAIRED * alone[turning]
     if bool(lonely.any()) or not torch.equal(partner[partner], torch.arange(len(partner))):
         number = int(lonely.sum()) or len(turning)
         raise ValueError(f"{number} of {len(alone)} dimensions turn with no other one, or not by the same angle")
     first = turning < turning[partner]
-    pairs = torch.stack([turning[first], turning[partner][first]], 1)
-    begin, end, stride = int(turning[0]), int(turning[-1]) + 1, int(pairs[0, 1] - pairs[0, 0])
-    for every in (*_layouts(len(alone), 2 * stride, begin), *_layouts(len(alone), end - begin, begin)):
-        if bool((pairs[:, None] == every).all(-1).any(1).all()):
-            return every
-    return pairs
-
-
-def _layouts(size: int, dims: int, begin: int = 0) -> Iterator[Tensor]:
-    """Yield pairs of so many dimensions of a head, the first, the last or others, by halves and by neighbours."""
-    half = (dims + 1) // 2
-    for start in dict.fromkeys((0, size - 2 * half, begin)):
-        if half and 0 <= start <= size - 2 * half:
-            every = start + torch.arange(2 * half, device="cpu")
-            yield from (every.view(2, half).T, every.view(half, 2))
+    return torch.stack([turning[first], turning[partner][first]], 1)
 
 
 def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from pelocality.models.rotations import Rotation
 _PAIRS = {
     False: "dimensions of both halves (as in Llama)",
     True: "neighbouring dimensions (as in GPT-J)",
-    None: "of no known layout",
+    None: "others",
 }
 _SEES = {True: "causal", False: "attention to later keys"}
 
@@ -123,7 +123,8 @@ def rotation(reading: Reading, layer: Layer) -> Row:
         missing = angles is not None and queries != "unseen"
         keys_alone = missing and isinstance(keys, Rotation)
         return _row("rotation", words, measured, {reason: missing, "keys are rotated": keys_alone})
-    keys_differ = keys != "unseen" and not (isinstance(keys, Rotation) and _same(keys, queries))
+    same = isinstance(keys, Rotation) and torch.equal(keys.pairs, queries.pairs) and not keys.off_from(queries.angles)
+    keys_differ = keys != "unseen" and not same
     dims, direction = 2 * len(queries.pairs), 1 if float(queries.frequencies[0, 0]) >= 0 else -1
     like = angles if angles is not None and angles.dims == dims else RotaryAngles(dims)
     runs, far, axes = {reading.constant.tokens: queries}, layer.far, family.declared_axes(like)
@@ -152,11 +153,6 @@ def rotation(reading: Reading, layer: Layer) -> Row:
             and abs(factor / like.attention_factor - 1) > 1e-3,
         }
     return _row("rotation", words, measured, differences)
-
-
-def _same(one: Rotation, other: Rotation) -> bool:
-    """Return whether two rotations in one run are the same but for rounding."""
-    return torch.equal(one.pairs, other.pairs) and one.off_from(other.angles) is None
 
 
 def _off(runs: Runs, angles: RotaryAngles, axes: Tensor, direction: int) -> tuple[int, float] | None:

@@ -130,13 +130,10 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     lost = [] if table is None else _lost_positions(model, family, inputs, table)
     with_mask = {name: run.calls for name, run in runs.items() if isinstance(run, Recorder) and name != _IN_GENERATION}
     near = torch.arange(min(length, SHORT), device="cpu")[:, None]
-    far, distant = near, [torch.empty(0)] * len(constant.calls)
+    far, distant = near, list[Tensor | None]([None] * len(constant.calls))
     if farthest and model.reads("position_ids"):
         far = places_apart(model, farthest + 1)
-        both = [(call.query, call.key) for call in _run(model, text_at(model, far), most=len(far)).calls]
-        distant = [
-            torch.cat([each for each in pair if each is not None and each.any()] or distant[:1]) for pair in both
-        ]
+        distant = [call.states for call in _run(model, text_at(model, far)[0], most=len(far)).calls]
     layers, tolerance = [], max(1e-3, 4 * torch.finfo(model.dtype).eps)
     for place, (call, other, states) in enumerate(zip(constant.calls, still, distant, strict=True)):
         block = numbers[place] if call.block is None or several else call.block[1]
@@ -165,14 +162,12 @@ def _rotation(
     if states is None or not bool(states.any()):  # some states of untrained models are zero, such as ZAYA's keys
         return "unseen"
     try:
-        rotation = closest_rotation(states, places, still, dims)
+        rotation = closest_rotation(states, places, still, dims, tolerance)
     except ValueError as error:
         return f"change: {error}"
-    if rotation is not None:
-        by_head = len(rotation.frequencies) > 1
-        return "change: heads turn by different angles" if by_head else rotation._replace(tolerance=tolerance)
     before = states[:, :1] if still is None or torch.equal(states, still) else still
-    return "scaled" if (states - before).abs().max() > 1e-5 * before.abs().max() else None
+    change = bool((states - before).abs().max() > 1e-5 * before.abs().max())
+    return "scaled" if rotation is None and change else rotation
 
 
 def _lost_positions(model: SequenceModel, family: Architecture, inputs: dict[str, Any], table: Lookup) -> list[int]:
