@@ -9,6 +9,8 @@ import torch
 import transformers as hf
 from torch import nn
 from transformers.models.bloom import modeling_bloom
+from transformers.models.hunyuan_vl.configuration_hunyuan_vl import HunYuanVLTextConfig
+from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLTextModel
 from transformers.models.llama import modeling_llama
 
 from pelocality import AttenuatedEncoding, NoEncoding, attach, audit
@@ -288,6 +290,11 @@ def without_mask(layers):
     return broken
 
 
+def in_blocks(angles):
+    """Let pairs read time, height and width one section after the other, as Qwen2-VL does."""
+    return torch.cat([part[axis] for axis, part in enumerate(angles.split([4, 2, 2], -1))], -1).repeat(1, 1, 2)
+
+
 def counting_padding_from(first):
     """Let a RoBERTa count its positions from a row on, padding too."""
     return assigned(
@@ -299,6 +306,7 @@ def counting_padding_from(first):
 ROTARY, ALIBI, LEARNED = "declared rotary, base 10000", "declared ALiBi, slopes", "declared learned, measured learned"
 LINEAR = partial(llama, rope_parameters=SCALINGS["linear"])
 LONG = partial(llama, max_position_embeddings=4096)
+COMBINED = "recomposition_frequencies"  # from angles of time, height and width to those of pairs
 BERT, ROBERTA = partial(tiny, "bert"), partial(tiny, "roberta")
 
 # a model, what is broken in it, the layers in which this must be found, and how the sentence of it begins
@@ -345,9 +353,15 @@ MISTAKES = [
         for first in (1, 2)
     ),
     *(
-        (partial(multimodal, name, [4, 2, 2]), assigned("rotary_emb.mrope_section", [2, 3, 3]), "s 0-1",
-         f"{ROTARY}, sections [[]4, 2, 2], measured rotary: angles differ from position {position} on")
-        for name, position in (("Qwen2_5_VLText", 1), ("Qwen3VLText", 3))
+        (partial(multimodal, name, [4, 2, 2]), assigned(f"rotary_emb.{attribute}", value), "s 0-1",
+         f"{ROTARY}, sections [[]4, 2, 2], measured rotary, base 10000{measured}")
+        for name, attribute, value, measured in (
+            ("Qwen2_5_VLText", "mrope_section", [2, 3, 3], ", sections [[]2, 3, 3]: angles differ from position 1 on"),
+            ("Qwen3VLText", "mrope_section", [2, 3, 3], ", sections [[]3, 3, 2]: angles differ from position 4 on"),
+            ("Qwen3VLText", COMBINED, lambda own: in_blocks, ", sections [[]4, 2, 2] laid out as blocks: angles"),
+            ("Qwen2VLText", COMBINED, lambda own: lambda x: own(x[[1, 0, 2]]), ", sections [[]2, 4, 2] laid out as no"),
+            ("Glm4vText", COMBINED, lambda own: lambda x: own(x.mean(0).expand_as(x)), "; at positions far apart, 16 "),
+        )
     ),
     (partial(small, "Ernie4_5"), as_in_llama, "s 0-1", "declared rotary*: pairs are dimensions of both halves"),
     (partial(small, "NanoChat"), as_in_llama, "s 0-1", "declared rotary*: angles have the other sign"),
@@ -566,6 +580,19 @@ def test_a_model_that_is_right_has_no_mismatch(name):
     assert all(row.positions[0] != "undeclared" for row in result.layers)
 
 
+def test_sections_that_a_layout_cannot_run_are_named():
+    (line,) = audit(multimodal("Qwen3VLText", [2, 3, 3])).mismatches
+    assert line.endswith("sections [2, 3, 3], measured rotary, base 10000, sections [3, 3, 2]")
+
+
+def test_two_angles_in_a_pair_are_named_and_not_judged():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}
+    config = HunYuanVLTextConfig(**SMALL | {"head_dim": 16, "rope_parameters": rope})
+    result = audit(HunYuanVLTextModel(config).eval())
+    assert result.mismatches == ()
+    assert "at positions far apart, 16 of 16 dimensions turn with no other one" in result.layers[0].positions[1]
+
+
 def test_families_that_newer_transformers_have_are_known():
     class LikeHunyuan(hf.LlamaConfig):
         model_type = "hy_v4_vl_text"  # since transformers 5.24
@@ -741,12 +768,14 @@ PAIRS = {
     ),
     "RoPE in one layer": (smollm3, with_rope_in_layer_1, [None, 1, None], [None, 61, None]),
     "slowest frequency": (partial(llama, max_position_embeddings=4096), with_another_slow_plane, "any", [4096] * 2),
-    "sections": (
-        partial(multimodal, "Qwen2_5_VLText", [4, 2, 2]),
-        partial(multimodal, "Qwen2_5_VLText", [2, 3, 3]),
-        [1] * 2,
-        [32769] * 2,
-    ),
+    **{
+        f"sections of {name}": (partial(multimodal, name, one), partial(multimodal, name, two), "any", [32769] * 2)
+        for name, one, two in (
+            ("Qwen2_5_VLText", [4, 2, 2], [2, 3, 3]),
+            ("Qwen3VLText", [4, 2, 2], [3, 3, 2]),
+            ("Ernie4_5_VLMoeText", [3, 3, 2], [2, 2, 4]),
+        )
+    },
     "scaling": (llama, partial(llama, rope_parameters=SCALINGS["dynamic"]), [1] * 2, [513] * 2),
 }
 

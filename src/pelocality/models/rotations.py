@@ -12,20 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from pelocality._checks import count
 from pelocality.models._calls import argument_names, call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
-from pelocality.models.auditing.measured import SHORT, Call, Recorder, unrotated
+from pelocality.models.recorder import SHORT, Call, Recorder, unrotated
 from pelocality.models.sequence_model import SequenceModel
 
-_FARTHEST = 2**20  # the farthest place of a token: slow bands turn there too, and fast ones are rounded by .03 radians
+_FARTHEST = 2**20 + 1  # places of a token: slow bands turn at 2**20 too, and products with a power of 2 are exact
 _COUNTED = 1009  # tokens of a model that takes no position ids; a prime, so that hardly another axis has its size
-_LARGE = 2**24  # numbers of a tensor that is a matrix of weights rather than states
 _ROUNDING = 2e-4, 3e-7  # radians by which angles of float32 are off near the origin, and as a share of large angles
 _STILL = 1e-5  # a dimension turns if its squares differ between tokens by more, relative to their mean
+_MISFIT = 0.03  # the share by which what is no angle, or no factor, of a pair in all heads may change queries
 _PAIRED = 1e-2  # two dimensions turn together if the sum of their squares differs by less than this share of each
 
 
@@ -37,19 +36,34 @@ class Rotation(NamedTuple):
         frequencies: Radians per unit of each coordinate, (1, band, axis), or (heads, band, axis) if heads differ.
         shift: What is added to coordinates, (axis,): DINOv3 counts from the centre of an image, and Llama 4 from 1,
             which [CLS] and registers, that do not turn, make a difference. 0 where all tokens turn.
-        scaling: The factor of what is rotated.
+        scaling: The factor of what is rotated; None where there was nothing to compare with.
+        places: The coordinates of the tokens that were read, (n, axis).
+        angles: Their angles in radians, (n, band), against what is not rotated, or else against the first token.
+        off: By how much angles are off from those of the frequencies; 0 but for rounding.
+        tolerance: By how many radians an angle may be off from one that is declared, by the precision of the model.
     """
 
     pairs: Tensor
     frequencies: Tensor
     shift: Tensor
-    scaling: float = 1.0
+    scaling: float | None
+    places: Tensor
+    angles: Tensor
+    off: float
+    tolerance: float = 1e-3
 
     @property
     def axis(self) -> Tensor:
         """The coordinate that turns each band, (band,); -1 for none or several."""
         turns = (self.frequencies != 0).any(0)
         return turns.int().argmax(-1).where(turns.sum(-1) == 1, -1)
+
+    @property
+    def interleaved(self) -> bool | None:
+        """Whether neighbouring dimensions are a pair, and not i and i + d / 2; None for neither, or for both."""
+        stride = self.pairs.diff(dim=1).flatten()
+        neighbours, halves = bool((stride == 1).all()), bool((stride == len(stride)).all())
+        return None if neighbours == halves else neighbours
 
     def same_as(self, other: "Rotation") -> bool:
         """Return whether another rotation is the same but for rounding."""
@@ -58,6 +72,12 @@ class Rotation(NamedTuple):
         one, two = (torch.cat([each.frequencies.flatten(), torch.tensor([each.scaling])]) for each in (self, other))
         return torch.allclose(one, two, rtol=1e-3, atol=1e-3 / _FARTHEST)
 
+    def off_from(self, angles: Tensor) -> tuple[int, float] | None:
+        """Return the first place with other angles (n, band), and the largest difference; None but for rounding."""
+        off = _within_half_turn(self.angles - angles).abs()
+        far = (off > self.tolerance + 1e-6 * (self.places @ self.frequencies[0].mT).abs()).any(1)
+        return (int(self.places[far].amax(1).min()), float(off.max())) if bool(far.any()) else None
+
 
 class Run(NamedTuple):
     """What a model made of tokens that are equal.
@@ -65,14 +85,12 @@ class Run(NamedTuple):
     Attributes:
         inputs: The inputs.
         places: The coordinates (n, axis) of the tokens but those that have none.
-        calls: Each self-attention of which queries and keys were seen.
-        states: The queries and keys of each, (head, n, d), on the CPU.
+        calls: Each self-attention of which queries or keys were seen.
     """
 
     inputs: Any
     places: Tensor
     calls: list[Call]
-    states: list[Tensor]
 
 
 def rotation_of_model(given: Any, layer_type: str | None, length: int | None) -> tuple[Rotation, float]:
@@ -116,20 +134,19 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
         with unrotated(model.module):
             still = _run(model, runs[-1].inputs, runs[-1].places)
     places, read = runs[-1].places, list[tuple[Call, Rotation | None]]()
-    for number, (call, states) in enumerate(zip(runs[-1].calls, runs[-1].states, strict=True)):
-        reason = "turns queries and keys, but not by the places of its tokens"
+    for call, before, *of_runs in zip(runs[-1].calls, still.calls, *(run.calls for run in runs), strict=True):
+        reason, states = (
+            "turns queries and keys, but not by the places of its tokens",
+            [each.states for each in of_runs],
+        )
         try:
-            rotation = rotation_of(states, places)
+            rotation = rotation_of(states[-1], places, before.states)
             reason = "has frequencies that depend on the length of its input, so give length="
             if len(runs) > 1:  # tokens of all runs are equal, and text has one coordinate on all axes
                 every = torch.cat([run.places.expand(-1, places.shape[1]) for run in runs])
-                rotation = rotation_of(torch.cat([run.states[number] for run in runs], 1), every)
+                rotation = rotation_of(torch.cat(states, 1), every, before.states)
         except ValueError as error:
             raise ValueError(f"{model} {reason}: {error}") from None
-        if rotation is not None:
-            turned, before = (each[..., rotation.pairs.flatten()].norm() for each in (states, still.states[number]))
-            scaling = float(turned / before)
-            rotation = rotation._replace(scaling=1.0 if abs(scaling - 1) < 1e-6 else scaling)
         read.append((call, rotation))
     return read
 
@@ -142,16 +159,17 @@ def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
     most = [min(model.longest or each, each) for each in (SHORT, _COUNTED)]
     taken = _sizes(model)
     short, long = (next((n for n in range(each, 2, -1) if n not in taken), each) for each in most)
-    runs = [_text_run(model, torch.arange(length or short)[:, None], placed=False)]
+    runs = [_run(model, *text_at(model, length or short))]
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
-            far = _text_run(model, _places(model, runs[0].inputs, length or _FARTHEST))
-            pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in zip(runs[0].states, far.states, strict=True))
+            far = _run(model, *text_at(model, places_apart(model, length or _FARTHEST)))
+            both = ((a.states, b.states) for a, b in zip(runs[0].calls, far.calls, strict=True))
+            pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in both)
             if not all(torch.allclose(*each, atol=1e-4, rtol=1e-2) for each in pairs):  # it does not count its tokens
                 return [*runs[: length is None], far]
     with suppress(ValueError):  # a table may have fewer rows
         if length is None:
-            runs.append(_text_run(model, torch.arange(long)[:, None], placed=False))
+            runs.append(_run(model, *text_at(model, long)))
     return runs
 
 
@@ -160,12 +178,13 @@ def _sizes(model: SequenceModel) -> set[int]:
     return {size - more for each in model.module.parameters() for size in each.shape for more in (0, 1)}
 
 
-def _text_run(model: SequenceModel, places: Tensor, *, placed: bool = True) -> Run:
-    """Return a run of one token id at each of these places, given as position ids unless they are counted."""
+def text_at(model: SequenceModel, given: Tensor | int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return inputs of one token id, and places: those given (n, axis) as position ids, or so many, counted."""
+    places = torch.arange(given, device="cpu")[:, None] if isinstance(given, int) else given
     ids = torch.full((1, len(places)), model.some_ids(1)[0], device=model.device)
     inputs = {"input_ids": ids} | ({"attention_mask": torch.ones_like(ids)} if model.reads("attention_mask") else {})
     position_ids = (places.T if places.shape[1] == 1 else places.T[:, None]).to(ids.device)
-    return _run(model, inputs | ({"position_ids": position_ids} if placed else {}), places)
+    return inputs | ({} if isinstance(given, int) else {"position_ids": position_ids}), places
 
 
 def _content_run(model: SequenceModel, length: int | None) -> Run:
@@ -177,10 +196,10 @@ def _content_run(model: SequenceModel, length: int | None) -> Run:
     return _run(model, model.content(0, length), keys.cpu())
 
 
-def _places(model: SequenceModel, inputs: Any, farthest: int) -> Tensor:
+def places_apart(model: SequenceModel, farthest: int) -> Tensor:
     """Return places that show every axis of a model's position ids, (n, axis).
 
-    The origin, 1, 2, 4... on each axis alone, and neighbours of the origin on all axes, in a clear number.
+    The origin, 1, 2, 4... on each axis alone, and others on all axes, in a clear number.
     """
     axes = {1}
 
@@ -190,13 +209,13 @@ def _places(model: SequenceModel, inputs: Any, farthest: int) -> Tensor:
 
     readers = [each for each in model.module.modules() if "position_ids" in argument_names(each)]
     with hooked(readers, before=note):
-        model.run(inputs)
+        model.run(text_at(model, 2)[0])
     every, farthest = range(max(axes)), min(farthest, model.longest or farthest) - 1
     steps = sorted({farthest, *(2**k for k in range(farthest.bit_length()))} - {0})
     places = [[0 for _ in every], *([step * (axis == other) for other in every] for axis in every for step in steps)]
     taken = _sizes(model)
     while len(places) < SHORT or len(places) in taken:
-        places.append([len(places) * (axis + 1) % (farthest + 1) for axis in every])
+        places.append([len(places) ** 3 * (axis + 1) % (farthest + 1) for axis in every])
     return torch.tensor(places, device="cpu")
 
 
@@ -207,88 +226,113 @@ def tokens_seen(model: SequenceModel, inputs: Any) -> list[int]:
     return seen
 
 
-class _Float32(Recorder):
-    """Records queries and keys of constant content, computed in float32 by a model in half precision too."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.paused or func is nn.functional.embedding:
-            return _in_float32(super().__torch_function__(func, types, args, kwargs))
-        if (constant := self._constant_map(func, args, kwargs)) is not None:
-            return _in_float32(constant)
-        return super().__torch_function__(func, types, *tree_map(_in_float32, (args, kwargs)))
-
-
-def _in_float32(each: Any) -> Any:
-    """Return a tensor of half precision in float32, but not large ones: weights, of which nothing is read."""
-    half = isinstance(each, Tensor) and each.dtype in (torch.float16, torch.bfloat16)
-    return each.float() if half and each.numel() < _LARGE else each
-
-
 def _run(model: SequenceModel, inputs: Any, places: Tensor) -> Run:
     """Run a model with one vector at all tokens in place of each linear map of these."""
     tokens = len(places)
     if model.content is not None:  # it may add tokens of its own
         tokens = min((n for n in tokens_seen(model, inputs) if n >= tokens), default=tokens)
-    recorder = _Float32(tokens)
-    recorder.part = slice(None)
+    recorder = Recorder(tokens, most=tokens)
     with model.explaining(inputs), recorder.observing(model.module):
         model.run(inputs)
-    calls: list[Any] = [call for call in recorder.calls if call.query is not None and call.key is not None]
-    return Run(inputs, places, calls, [torch.cat([call.query, call.key]).cpu().double() for call in calls])
+    return Run(inputs, places, [call for call in recorder.calls if call.states is not None])
 
 
 # ---- from queries and keys to a rotation
 
 
-def rotation_of(states: Tensor, places: Tensor) -> Rotation | None:
-    """Return how states (head, n, d) that are equal but for their rotation are rotated, None for not at all.
-
-    Args:
-        states: Queries and keys in float64. Some of the first or of the last tokens may have no place.
-        places: The coordinates of the others, (n, axis), from the lowest corner on.
+def rotation_of(states: Tensor, places: Tensor, still: Tensor | None = None) -> Rotation | None:
+    """Return the rotation that explains states as `closest_rotation` does, with frequencies above 0, None for none.
 
     Raises:
         ValueError: The states change, but not by a rotation by these places.
     """
-    states = nn.functional.normalize(states, dim=-1)  # Llama 4 scales queries by their position
-    pairs = _pairs(states)
+    rotation = closest_rotation(states, places, still)
+    if rotation is None:
+        return None
+    if rotation.off:
+        raise ValueError(f"angles are off by {rotation.off:.2g} radians from those of frequencies")
+    pairs, waves, scaling = rotation.pairs, rotation.frequencies, rotation.scaling or 1.0
+    leading = waves[0].gather(-1, (waves[0] != 0).int().argmax(-1, keepdim=True))  # (band, 1)
+    pairs, waves = pairs.where(leading >= 0, pairs.flip(-1)), waves.where(leading >= 0, -waves)
+    return rotation._replace(pairs=pairs, frequencies=waves, scaling=1.0 if abs(scaling - 1) < 1e-6 else scaling)
+
+
+def closest_rotation(
+    states: Tensor, places: Tensor, still: Tensor | None = None, dims: int | None = None, tolerance: float = 1e-3
+) -> Rotation | None:
+    """Return the rotation closest to that of states (head, n, d) that are equal but for it, None for none.
+
+    Args:
+        states: Queries and keys. Some of the first or of the last tokens may have no place.
+        places: The coordinates of the others, (n, axis), from the lowest corner on.
+        still: The same without rotation, at any tokens; states that are equal may be rotated by what was not
+            recognised.
+        dims: The number of rotated dimensions that is declared, and tried first: slow bands may hardly turn. All heads
+            then have one rotation.
+        tolerance: That of the rotation.
+
+    Raises:
+        ValueError: The states change, but not by a rotation of pairs of dimensions.
+    """
+    states, places = states.cpu().double(), places.double()
+    still = states if still is None else still.cpu().double()
+    pairs = _pairs(nn.functional.normalize(states, dim=-1), dims or 0)  # Llama 4 scales queries by their position
     if not len(pairs):
         return None
-    every, places = torch.complex(*states[..., pairs].unbind(-1)), places.double()  # (head, n, band)
-    extra, least = every.shape[1] - len(places), torch.inf
-    by_head = [len(every) // 2] * (len(every) % 2 == 0)
-    for before, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
-        part = slice(before, before + len(places))
-        still = every[:, -1 if extra and not before else 0, None]
-        of_heads = (every * still.conj()).view(-1, heads, *every.shape[1:])
+    every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still[:, :1]))  # (head, n, band)
+    extra, read = every.shape[1] - len(places), list[Rotation]()
+    recognised = not torch.equal(states[:, : still.shape[1]], still[:, : states.shape[1]])
+    scaling = float(every[:, extra].norm() / before.norm()) if recognised else None
+    against = every * (before if recognised else every[:, :1]).conj()
+    measured = against.sum(0).angle()
+    by_head = [len(every) // 2] * (dims is None and len(every) % 2 == 0)
+    for first, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
+        part = slice(first, first + len(places))
+        origin = every[:, -1 if extra and not first else 0, None]
+        of_heads = (every * origin.conj()).view(-1, heads, *every.shape[1:])
         turns = of_heads.sum(0)
         placed, steps = turns[:, part], places - places[0]
-        frequencies = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
-        shift = _place_of(placed[0, 0].angle(), frequencies[0]) - places[0] if extra else torch.zeros_like(places[0])
+        waves = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
+        shift = _place_of(placed[0, 0].angle(), waves[0]) - places[0] if extra else torch.zeros_like(places[0])
         angles = torch.zeros_like(turns.real)
-        angles[:, part] = (places + shift if extra else steps) @ frequencies.mT
+        angles[:, part] = (places + shift if extra else steps) @ waves.mT
         off = _within_half_turn(of_heads.angle() - angles).abs()
+        read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], float(off.max()), tolerance))
         if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
-            return _with_still_bands(pairs, frequencies, shift, states.shape[-1])
-        least = min(least, float(off.max()))
-    raise ValueError(f"angles are off by {least:.2g} radians from those of frequencies")
+            return read[-1]._replace(off=0.0)
+    across = (against * torch.polar(torch.ones_like(measured), -measured)).imag
+    if float(across.abs().max() / against.abs().max()) > _MISFIT:
+        raise ValueError("heads, or the two dimensions of a pair, turn by different angles")
+    return read[0]._replace(off=min(each.off for each in read))
 
 
-def _pairs(states: Tensor) -> Tensor:
-    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is equal at all places."""
+def _pairs(states: Tensor, dims: int) -> Tensor:
+    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is equal at all places.
+
+    Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
+    """
     squares = states.square()
     change = squares - squares.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)
     alone = together.diagonal()
-    turning = (alone > (_STILL * squares.mean()) ** 2 * squares[..., 0].numel()).nonzero().flatten()
+    turns = alone > (_STILL * squares.mean()) ** 2 * squares[..., 0].numel()
+    turning, of_sum = turns.nonzero().flatten(), alone[:, None] + alone + 2 * together
     if not len(turning):
         return turning.new_zeros(0, 2)
-    of_sum = (alone[:, None] + alone + 2 * together)[turning][:, turning].fill_diagonal_(torch.inf)
-    least, partner = of_sum.min(1)
+    for half in ((dims + 1) // 2, *range((len(turning) + 1) // 2, len(alone) // 2 + 1)):
+        room = len(alone) - 2 * half
+        for start, halves in itertools.product(sorted({0, room, int(turning[0])}), (True, False)):
+            every = torch.arange(start, start + 2 * half, device="cpu")
+            every = every.view(2, half).T if halves else every.view(half, 2)
+            if 0 <= start <= room and turns[every].sum() == len(turning):
+                a, b = every[turns[every].any(1)].T
+                if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b])).all()):
+                    return every
+    least, partner = of_sum[turning][:, turning].fill_diagonal_(torch.inf).min(1)
     lonely = least > _PAIRED * alone[turning]
     if bool(lonely.any()) or not torch.equal(partner[partner], torch.arange(len(partner))):
-        raise ValueError(f"dimensions {turning[lonely].tolist()} turn with no other one, or not by the same angle")
+        number = int(lonely.sum()) or len(turning)
+        raise ValueError(f"{number} of {len(alone)} dimensions turn with no other one, or not by the same angle")
     first = turning < turning[partner]
     return torch.stack([turning[first], turning[partner][first]], 1)
 
@@ -302,9 +346,12 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
     frequencies = turns.new_zeros(len(turns), turns.shape[-1], steps.shape[1])
     for axis in range(steps.shape[1]):
         alone = ((steps[:, axis] > 0) & (steps.count_nonzero(1) == 1)).nonzero().flatten()
-        for token in alone[steps[alone, axis].argsort()].tolist():
-            step = steps[token, axis]
-            frequencies[..., axis] += _within_half_turn(turns[:, token] - step * frequencies[..., axis]) / step
+        ordered, last = alone[steps[alone, axis].argsort()].tolist(), 0.0
+        for token in ordered:
+            step = float(steps[token, axis])
+            if step >= 2 * last or token == ordered[-1]:
+                frequencies[..., axis] += _within_half_turn(turns[:, token] - step * frequencies[..., axis]) / step
+                last = step
     return frequencies.where(frequencies.abs() * steps.amax(0) > _STILL, 0.0)
 
 
@@ -315,22 +362,6 @@ def _place_of(angles: Tensor, waves: Tensor) -> Tensor:
         if bool((wave := waves[band]).any()):
             place = place + _within_half_turn(angles[band] - wave @ place) * wave / wave.square().sum()
     return place
-
-
-def _with_still_bands(pairs: Tensor, waves: Tensor, shift: Tensor, size: int) -> Rotation:
-    """Return a rotation with frequencies above 0, by the order of each pair, and with the bands that do not turn.
-
-    Dimensions that are paired with those half a rotation further leave room for these bands.
-    """
-    leading = waves[0].gather(-1, (waves[0] != 0).int().argmax(-1, keepdim=True))  # (band, 1)
-    band, stride = pairs[:, 0] - pairs[0, 0], int(pairs[0, 1] - pairs[0, 0])
-    pairs, waves = pairs.where(leading >= 0, pairs.flip(-1)), waves.where(leading >= 0, -waves)
-    halves = bool((pairs.diff(dim=-1).abs() == stride).all()) and int(pairs.min()) + 2 * stride <= size
-    if halves and max(len(band), int(band[-1])) < stride:
-        pairs, of_turning = pairs.min() + torch.arange(2 * stride).view(2, -1).T, pairs
-        pairs[band] = of_turning
-        waves = waves.new_zeros(len(waves), stride, waves.shape[-1]).index_copy(1, band, waves)
-    return Rotation(pairs, waves, shift)
 
 
 def _within_half_turn(angles: Tensor) -> Tensor:

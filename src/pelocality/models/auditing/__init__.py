@@ -1,7 +1,7 @@
 """Which positions a model really runs: declared by its configuration against measured.
 
 ``measured`` runs the model, and ``checks`` compares each layer with what the record of its family, in
-``models/families``, declares. ``rotations`` has the angles of queries and keys.
+``models/families``, declares.
 """
 
 from pelocality.models.auditing.audits import audit as audit

@@ -10,12 +10,13 @@ from pelocality._distributed import refuse_sharded
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._inference import inference
 from pelocality.models.auditing.checks import CHECKS, Row, first_difference, rows_with_a_mask, table, window_words
-from pelocality.models.auditing.measured import BEHIND_PADDING, PADDING, SHORT, Layer, Lookup, NoRowError, Reading, read
+from pelocality.models.auditing.measured import BEHIND_PADDING, PADDING, Layer, Reading, read
 from pelocality.models.auditing.result import Audit, AuditComparison, LayerAudit
-from pelocality.models.auditing.rotations import Rotation
 from pelocality.models.families import UNDECLARED, family_named
 from pelocality.models.inputs.tokens import token_batch
 from pelocality.models.inputs.words import drawn_words
+from pelocality.models.recorder import SHORT, Lookup, NoRowError
+from pelocality.models.rotations import Rotation
 from pelocality.models.sequence_model import SequenceModel
 from pelocality.models.token_proof import cautions_of, prove_tokens
 
@@ -34,7 +35,8 @@ def audit(
 
     - the model runs with the same vector at every token in place of each linear map, so that queries and keys differ
       by position alone. Their angles $\theta_{ik}$ at position $i$ in plane $k$ give base, scaling, attention factor
-      and share of dimensions; a second run has positions as far apart as the configuration allows;
+      and share of dimensions; a second run has positions as far apart as the configuration allows, on each axis alone
+      where tokens have time, height and width, for the sections of M-RoPE and their layout;
     - slopes and buckets are read from the logits, windows and causality from the keys that are masked, rows of tables
       from the lookups, also behind padding on the left;
     - the vectors of a table must reach the first layer: taken from the words before they are added, they must leave the
@@ -207,6 +209,7 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    if isinstance(a, Rotation) and isinstance(b, Rotation) and (a.length, a.dims) == (b.length, b.dims):
-        return (off[0], a.length) if (off := a.off_from(b)) else (None, None)
-    return None, None
+    comparable = isinstance(a, Rotation) and isinstance(b, Rotation) and len(a.pairs) == len(b.pairs)
+    if not comparable or not torch.equal(a.places, b.places):
+        return None, None
+    return (off[0], int(a.places.max()) + 1) if (off := a.off_from(b.angles)) else (None, None)

@@ -5,7 +5,7 @@ a row.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,12 +15,20 @@ from torch import Tensor
 from pelocality._checks import HIDDEN
 from pelocality.encodings._rotary_angles import RotaryAngles
 from pelocality.models._weights import token_embeddings
-from pelocality.models.auditing.measured import BEHIND_PADDING, Call, Layer, Lookup, NoRowError, Reading, distances
-from pelocality.models.auditing.rotations import Rotation
-from pelocality.models.families import UNDECLARED, Architecture, KnownLogits, Window
+from pelocality.models.auditing.measured import BEHIND_PADDING, Layer, Reading
+from pelocality.models.families import LAYOUTS, UNDECLARED, Architecture, KnownLogits, Window
+from pelocality.models.recorder import Call, Lookup, NoRowError, distances
+from pelocality.models.rotations import Rotation
 
-_PAIRS = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
+_PAIRS = {
+    False: "dimensions of both halves (as in Llama)",
+    True: "neighbouring dimensions (as in GPT-J)",
+    None: "others",
+}
 _SEES = {True: "causal", False: "attention to later keys"}
+
+Runs = dict[int, Rotation]
+"""How queries are rotated in runs, by the number of positions of these: at consecutive positions first."""
 
 
 class Row(NamedTuple):
@@ -99,43 +107,70 @@ def rows_with_a_mask(reading: Reading) -> Row:
 
 
 def rotation(reading: Reading, layer: Layer) -> Row:
-    """Compare the angles by which queries are rotated, and those of keys with them."""
-    declared, queries, keys = layer.rotation, layer.queries, layer.keys
+    """Compare the angles by which queries are rotated, by each coordinate, and those of keys with them."""
+    declared, queries, keys, family = layer.rotation, layer.queries, layer.keys, reading.family
     angles = declared if isinstance(declared, RotaryAngles) else None
-    head = queries.head if isinstance(queries, Rotation) else None
-    words = str(declared or "") if angles is None else _rotary_words(angles, angles.attention_factor, angles.dims, head)
+    head = (
+        layer.constant.query.shape[-1] if layer.constant.query is not None and isinstance(queries, Rotation) else None
+    )
+    words, sections = str(declared or ""), ""
+    if angles is not None:
+        sections = str(list(angles.options["mrope_section"])) if "mrope_section" in angles.options else ""
+        words = _rotary_words(angles, angles.attention_factor, angles.dims, head, sections)
     if not isinstance(queries, Rotation):
-        measured = {None: "", "unseen": "queries not seen"}.get(queries, f"queries {queries} by position")
+        change, _, reason = (queries or "").partition(": ")
+        measured = {"": "", "unseen": "queries not seen"}.get(change, f"queries {change} by position")
         missing = angles is not None and queries != "unseen"
         keys_alone = missing and isinstance(keys, Rotation)
-        return _row("rotation", words, measured, {"": missing, "keys are rotated": keys_alone})
-    runs = [each for each in (queries, layer.far) if isinstance(each, Rotation) and each.dims == queries.dims]
-    like = angles if angles is not None and angles.dims == queries.dims else RotaryAngles(queries.dims)
-    measured = _rotary_words(_recognised(runs, like), queries.factor, queries.dims, queries.head)
-    keys_differ = keys != "unseen" and not (isinstance(keys, Rotation) and keys.same_as(queries))
-    differences = {"keys are rotated otherwise": keys_differ, "": like is not angles and declared != UNDECLARED}
+        return _row("rotation", words, measured, {reason: missing, "keys are rotated": keys_alone})
+    same = isinstance(keys, Rotation) and torch.equal(keys.pairs, queries.pairs) and not keys.off_from(queries.angles)
+    keys_differ = keys != "unseen" and not same
+    dims, direction = 2 * len(queries.pairs), 1 if float(queries.frequencies[0, 0]) >= 0 else -1
+    like = angles if angles is not None and angles.dims == dims else RotaryAngles(dims)
+    runs, far, axes = {reading.constant.tokens: queries}, layer.far, family.declared_axes(like)
+    if isinstance(far, Rotation) and torch.equal(far.pairs, queries.pairs):
+        runs[int(far.places.max()) + 1] = far
+    *_, last = runs.values()
+    run_axes = last.axis.where(last.frequencies[0].any(1), 0 if axes is None else axes)  # some bands hardly turn
+    run_sections = _sections(run_axes, family.sections) if last.places.shape[1] == 3 else ""
+    measured = _rotary_words(_recognised(runs, like, run_axes, direction), queries.scaling, dims, head, run_sections)
+    apart = "" if keys_differ else str(far).partition("change: ")[2]
+    measured += f"; at positions far apart, {apart}" if apart else ""
+    judged = axes is not None or not sections  # those of HunYuan-VL have no known layout
+    other = bool(apart and judged) or (axes is not None and run_sections not in ("", sections))
+    off, factor = _off(runs, like, run_axes if axes is None else axes, direction), queries.scaling or 1.0
+    differences = {
+        "": declared != UNDECLARED if like is not angles else other,
+        "keys are rotated otherwise": keys_differ,
+    }
     if like is angles:
-        off, family, factor = _off(runs, like), reading.family, queries.factor or 0.0
-        allowed = max(1e-3, 10 * queries.tolerance - 1e-2) * like.attention_factor
         differences |= {
             "angles differ from position {} on, by up to {:.1g} rad".format(*off or (0, 0)): off is not None,
-            f"pairs are {_PAIRS[queries.interleaved]}": not queries.pairs_as(family.interleaved),
-            "angles have the other sign": family.direction not in (None, queries.direction),
-            f"attention factor {factor:.4g}, not {like.attention_factor:.4g}": factor > 0
-            and abs(factor - like.attention_factor) > allowed,
+            f"pairs are {_PAIRS[queries.interleaved]}": dims > 2
+            and family.interleaved not in (None, queries.interleaved),
+            "angles have the other sign": family.direction not in (None, direction),
+            f"attention factor {factor:.4g}, not {like.attention_factor:.4g}": queries.scaling is not None
+            and abs(factor / like.attention_factor - 1) > 1e-3,
         }
     return _row("rotation", words, measured, differences)
 
 
-def _off(runs: Sequence[Rotation], angles: RotaryAngles) -> tuple[int, float] | None:
-    """Return the first position with other angles than these, and by how much; in the direction of the first run."""
-    offs = (run.off_from(angles, runs[0].direction) for run in runs)
-    return next((each for each in offs if each is not None), None)
+def _off(runs: Runs, angles: RotaryAngles, axes: Tensor, direction: int) -> tuple[int, float] | None:
+    """Return the first position with other angles than these, of which each pair has an axis, and by how much."""
+    for length, run in runs.items():
+        places = run.places if run.places.shape[1] == 1 else run.places[:, axes]
+        if (off := run.off_from(direction * places * angles.frequencies(length))) is not None:
+            return off
+    return None
 
 
-def _recognised(runs: Sequence[Rotation], like: RotaryAngles) -> RotaryAngles | None:
+def _recognised(runs: Runs, like: RotaryAngles, axes: Tensor, direction: int) -> RotaryAngles | None:
     """Return the rotary embeddings that have the measured angles, or at least those of consecutive positions."""
-    frequencies, scalings = runs[0].frequencies(), [(like.scaling, like.options), ("default", like.options)]
+    near = next(iter(runs.values()))
+    frequencies, scalings = (
+        direction * near.frequencies[0, :, 0],
+        [(like.scaling, like.options), ("default", like.options)],
+    )
     bases = [like.base, RotaryAngles(like.dims).base]
     if len(frequencies) > 1 and frequencies[1] > 0:
         base = float((frequencies[0] / frequencies[1]) ** len(frequencies))
@@ -143,12 +178,12 @@ def _recognised(runs: Sequence[Rotation], like: RotaryAngles) -> RotaryAngles | 
     if 0 < frequencies[0] < 1:
         scalings.append(("linear", {"factor": float(1 / frequencies[0])}))
     candidates = [replace(like, base=base, scaling=name, options=given) for base in bases for name, given in scalings]
-    agreeing = [(_off(runs, each) or (math.inf,))[0] for each in candidates]  # up to which position
-    enough = math.inf if math.inf in agreeing else len(runs[0].angles)
+    agreeing = [(_off(runs, each, axes, direction) or (math.inf,))[0] for each in candidates]  # up to which position
+    enough = math.inf if math.inf in agreeing else len(near.angles)
     return next((each for each, position in zip(candidates, agreeing, strict=True) if position >= enough), None)
 
 
-def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, head: int | None) -> str:
+def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, head: int | None, sections: str) -> str:
     """Return rotary embeddings in words; ``rotary`` is None if their angles have no known form."""
     words = ["rotary"] if rotary is None else [f"rotary, base {_number(rotary.base)}"]
     if rotary is not None and rotary.scaling != "default":
@@ -156,11 +191,21 @@ def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, 
         words.append(rotary.scaling if by is None else f"{rotary.scaling} (factor {_number(by)})")
     if head not in (None, dims):
         words.append(f"{dims} of {head} dimensions")
-    if rotary is not None and "mrope_section" in rotary.options:
-        words.append(f"sections {rotary.options['mrope_section']}")
+    if sections:
+        words.append(f"sections {sections}")
     if factor is not None and abs(factor - 1) > 1e-2:
         words.append(f"attention factor {_number(factor)}")
     return ", ".join(words)
+
+
+def _sections(axes: Tensor, layout: str | None) -> str:
+    """Return the sections of M-RoPE by which pairs have these axes, and their layout if it is another one."""
+    if bool((axes < 0).any()):
+        return f"of several axes in {int((axes < 0).sum())} of {len(axes)} pairs"
+    sizes, pair = torch.bincount(axes, minlength=3), torch.arange(len(axes), device="cpu")
+    layouts = [name for name, axes_of in LAYOUTS.items() if torch.equal(axes_of(pair, sizes), axes)]
+    words = str((sizes.roll(-1) if layout == "time last" else sizes).tolist())
+    return words if layout in (None, *layouts) else f"{words} laid out as {(*layouts, 'no known layout')[0]}"
 
 
 # ---- biases
@@ -168,7 +213,7 @@ def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, 
 
 def bias(reading: Reading, layer: Layer) -> Row:
     """Compare what is added to the logits by distance: slopes, buckets or embeddings of distances."""
-    if isinstance(layer.queries, Rotation) or layer.queries == "change":
+    if isinstance(layer.queries, Rotation) or str(layer.queries).startswith("change"):
         return Row()
     measured, precision = bias_of(layer.constant)
     family, config, n = reading.family, reading.config, measured.shape[-1]

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore[attr-defined]
 
 from pelocality.models.families import absolute, disentangled, relative, rotary
-from pelocality.models.families._declared import UNDECLARED as UNDECLARED, Window as Window
+from pelocality.models.families._declared import LAYOUTS as LAYOUTS, UNDECLARED as UNDECLARED, Window as Window
 from pelocality.models.families._logits import AbsoluteInput as AbsoluteInput, KnownLogits as KnownLogits
 from pelocality.models.families._record import (
     ATTACHED as ATTACHED,

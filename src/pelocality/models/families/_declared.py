@@ -4,7 +4,7 @@ None of it calls transformers' own functions for angles, slopes, buckets or mask
 second implementation of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,13 @@ UNDECLARED = "undeclared"
 
 Window = tuple[str, int] | str | None
 """("window", keys up to the query, or the distance to either side), ("chunks", size), None for all keys, or a word."""
+
+LAYOUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "blocks": lambda pair, sizes: torch.bucketize(pair, sizes.cumsum(0), right=True).clamp(max=2),
+    "turns": lambda pair, sizes: torch.where(pair < 3 * sizes[pair % 3], pair % 3, 0),
+    "time last": lambda pair, sizes: torch.where(pair < sizes[1] + sizes[2], 1 + pair % 2, 0),
+}
+"""The axis of pairs of dimensions by the number of those of time, height and width: how M-RoPE may lay them out."""
 
 
 class DeclaredPositions:
@@ -142,12 +149,8 @@ class DeclaredPositions:
         """Return the axis of each pair, 0 for time, 1 for height, 2 for width (M-RoPE, Wang et al., 2024), or None."""
         if self.sections is None or len(sizes := getattr(rotary, "options", {}).get("mrope_section", ())) != 3:
             return None
-        pair = torch.arange(rotary.dims // 2, device="cpu")
-        if self.sections == "blocks":
-            return torch.bucketize(pair, torch.tensor(sizes, device="cpu").cumsum(0), right=True)
-        if self.sections == "time last":  # Ernie 4.5: height and width take turns
-            return torch.where(pair < sizes[0] + sizes[1], 1 + pair % 2, 0)
-        return torch.where(pair < 3 * torch.tensor(sizes, device="cpu")[pair % 3], pair % 3, 0)
+        sizes = [sizes[2], *sizes[:2]] if self.sections == "time last" else sizes
+        return LAYOUTS[self.sections](torch.arange(rotary.dims // 2, device="cpu"), torch.tensor(sizes, device="cpu"))
 
     def declared_causal(self, config: Any, base: Any) -> bool | None:
         """Return whether queries of a bare transformer see no later key; None where it is not known."""

@@ -17,8 +17,8 @@ class Rotary(KnownLogits):
     """Llama (Touvron et al., 2023) and models built like it, with what each of them adds.
 
     Groups of heads may share keys. Queries and keys may be normed (Qwen3, OLMo 2, Gemma 3), a part of their dimensions
-    rotated (Phi, StableLM), logits capped (Gemma 2), layers left without rotations (SmolLM3) or given others than
-    their neighbours (Gemma 3).
+    rotated (Phi, StableLM), logits capped (Gemma 2), sinks learned, which are no key (GPT-OSS), layers left without
+    rotations (SmolLM3) or given others than their neighbours (Gemma 3).
 
     Dimensions that are not rotated are pairs of frequency 0.
     """
@@ -27,7 +27,7 @@ class Rotary(KnownLogits):
         *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma"),
         *("gemma2", "gemma3_text", "vaultgemma", "smollm3", "phi", "stablelm", "granite", "granitemoe", "starcoder2"),
         *("arcee", "apertus", "cwm", "seed_oss", "nemotron", "bitnet", "glm4_moe", "dots1", "minimax_m2", "eurobert"),
-        *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
+        *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "gpt_oss"),
     )
     projections = ("q_proj", "k_proj")
     head_size = "head_dim"
@@ -48,13 +48,17 @@ class Rotary(KnownLogits):
 
     def _grouped(self, module: Any, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return queries, and the keys of each query head; dimensions that rotate together half of d_head apart."""
-        size = query.shape[-1]
-        angles = self.declared_rotation(module.config, module.layer_idx)
-        rotated = angles.dims + angles.dims % 2 if isinstance(angles, RotaryAngles) else size
+        size, rotated = query.shape[-1], self._rotated(module)
         pairs = torch.arange(rotated).view(-1, 2).T if self.interleaved else torch.arange(rotated).view(2, -1)
         order = torch.cat([pairs, torch.arange(rotated, size).view(2, -1)], dim=1).flatten().to(query.device)
         # In grouped-query attention, each key head serves several adjacent query heads.
         return query[..., order], key[..., order].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+
+    def _rotated(self, module: Any) -> int:
+        """Return the number of dimensions of queries and keys that are rotated, even."""
+        angles = self.declared_rotation(module.config, module.layer_idx)
+        dims = angles.dims if isinstance(angles, RotaryAngles) else getattr(module, self.head_size)
+        return int(dims + dims % 2)
 
     def visible_distances(self, base: Any, module: Any, length: int) -> Tensor:
         # Qwen2: some layers only; Mistral: every layer
@@ -75,7 +79,9 @@ class Rotary(KnownLogits):
         types = "layer_type" in argument_names(base.rotary_emb)
         layer_type = (base.config.layer_types[module.layer_idx],) if types else ()
         angles = base.rotary_emb(states, position_ids, *layer_type)
-        cos, sin = (self._by_pair(each.flatten(0, -3)[0]) for each in angles)
+        # One number for each pair (GPT-OSS), for each dimension (Command R), or for the first of each pair, and again.
+        step = 2 if torch.equal(angles[0][..., ::2], angles[0][..., 1::2]) else 1
+        cos, sin = (each.flatten(0, -3)[0, :, ::step][:, : self._rotated(module) // 2] for each in angles)
         if ATTACHED in module._modules:
             cos, sin = (each[0] for each in getattr(module, ATTACHED).encoding.angles_from(0, length, device))
         in_window = getattr(module, "sliding_window", 0) is not None  # Command R7B
@@ -83,10 +89,6 @@ class Rotary(KnownLogits):
             return torch.ones_like(cos), torch.zeros_like(sin)
         rest = getattr(module, self.head_size) // 2 - cos.shape[-1]
         return nn.functional.pad(cos, (0, rest), value=1.0), nn.functional.pad(sin, (0, rest))
-
-    def _by_pair(self, angles: Tensor) -> Tensor:
-        """Return one number for each pair of dimensions: (n, rotated dimensions) -> (n, rotated dimensions / 2)."""
-        return angles[..., : angles.shape[-1] // 2]
 
 
 class Fused(Rotary):
@@ -109,26 +111,6 @@ class GptNeoX(Rotary):
     def project(self, module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         query, key, _ = split_heads(module.query_key_value(hidden), 3 * module.head_size).chunk(3, dim=-1)
         return self._grouped(module, query, key)
-
-
-class GptOss(Rotary):
-    """GPT-OSS (OpenAI, 2025): rotations with one number for each pair, and learned sinks, which are no key."""
-
-    model_types = ("gpt_oss",)
-
-    def _by_pair(self, angles: Tensor) -> Tensor:
-        return angles
-
-
-class Cohere(Rotary):
-    """Command R (Cohere, 2024): adjacent dimensions together, and their angles adjacent too."""
-
-    model_types = ("cohere", "cohere2")
-    interleaved = True
-    rotates_in_windows_alone = True  # Command R7B
-
-    def _by_pair(self, angles: Tensor) -> Tensor:
-        return angles[..., ::2]
 
 
 class ModernBert(Rotary):
@@ -175,7 +157,8 @@ _SECTIONS_IN_TURNS = (
 _IN_WINDOWS = ("afmoe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini")
 
 RECORDS: tuple[Architecture, ...] = (
-    *(Rotary(), Fused(), GptNeoX(), GptOss(), Cohere(), ModernBert(), RoFormer()),
+    *(Rotary(), Fused(), GptNeoX(), ModernBert(), RoFormer()),
+    Rotary("cohere", "cohere2", interleaved=True, rotates_in_windows_alone=True),  # Command R, and R7B (Cohere, 2024)
     # GLM (Zeng et al., 2023) and others that rotate adjacent dimensions together
     Rotary("glm", "glm4", "helium", "ernie4_5", "ernie4_5_moe", interleaved=True),
     Architecture("gptj", "codegen", interleaved=True, rotates_by_default=True),
