@@ -64,6 +64,7 @@ STUDIES = {
     "heads_minilm": "beyond.head_classes minilm --text {data}/wikitext2_valid.txt",
     "heads_smollm2": "beyond.head_classes smollm2 --text {data}/wikitext2_valid.txt",
     "depth": "beyond.depth --text {data}/wikitext2_valid.txt",
+    "slots": "beyond.slots --text {data}/wikitext2_valid.txt",
     "depth_in_training": "beyond.depth_in_training --text {data}/wikitext2_valid.txt",
     "simulated_statistics": "beyond.simulated_statistics",
     "decoder_minimal_pairs": (
@@ -110,6 +111,7 @@ PUBLISHED = (
     ("rotations", "beyond.rotary_dial", "rotary_dial_smollm2.csv"),
     ("needles", "beyond.needles", "needles_smollm2.csv"),
     ("depth", "beyond.depth", "depth_[ms]*.csv"),
+    ("slots", "beyond.slots", "slots.csv"),
     ("state_space", "beyond.depth_in_training", "depth_in_training.csv"),
     ("forms", "paper.encoding_forms", "encoding_forms.csv"),
     ("forms", "paper.encoding_forms", "encoding_forms_minilm.csv"),
