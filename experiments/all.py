@@ -45,6 +45,7 @@ STUDIES = {
     "encoding_forms": (
         "paper.encoding_forms --text {data}/books.txt.gz --frames {data}/ewt_train.jsonl --senteval {data}/sentcls"
     ),
+    "fair_test": "paper.fair_test --text {data}/books.txt.gz --senteval {data}/sentcls --frames {data}/ewt_train.jsonl",
     "encoding_grid": "paper.encoding_grid --text {data}/books.txt.gz",
     "shuffle_swap_snli": (
         "paper.shuffle_swap_snli {data}/snli_dev_subset.jsonl --train {data}/snli_dev_full.jsonl "

@@ -141,9 +141,9 @@ def stopped(model, ids):
     """Return the past locality (quarter, layer x head) on texts while a quarter of the bands does not rotate."""
     own = RotaryEncoding.from_model(model)
     fastest_first = own.waves[0].norm(dim=-1).argsort(descending=True)
-    localities = []
-    for quarter in fastest_first.chunk(4):
-        with attach(model, own.without(bands=quarter)):
+    number, localities = len(fastest_first), []
+    for quarter in range(4):
+        with attach(model, own.without(bands=fastest_first[quarter * number // 4 : (quarter + 1) * number // 4])):
             localities.append(past_locality(text_average(model, in_batches(ids), **OPTIONS)).flatten())
     return torch.stack(localities)
 
