@@ -186,9 +186,7 @@ def wilson_over_groups(successes: ArrayLike, trials: ArrayLike, confidence: floa
     return wilson(p * rows, rows, confidence)
 
 
-def _effective_rows(
-    variance: Any, deviations: Floats, sizes: NDArray[Any], informative: Any, confidence: float
-) -> Floats:
+def _effective_rows(variance: Any, deviations: Floats, sizes: Any, informative: Any, confidence: float) -> Floats:
     """Return how many independent rows would leave a mean as uncertain as rows that depend on each other in groups.
 
     Args:

@@ -31,9 +31,7 @@ def checked_scaling(scaling: Any) -> dict[str, Any] | None:
     kind = given.setdefault("rope_type", given.pop("type", None))
     given.pop("type", None)
     if kind not in _FIXED:  # others depend on the length of the input
-        raise ValueError(
-            f"scaling must have a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}; or use frequencies="
-        )
+        raise ValueError(f"scaling needs a 'rope_type' of {', '.join(_FIXED)}, got {scaling!r}; or use frequencies=")
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("scaling must not have a partial_rotary_factor; dim is the number of dimensions that rotate")
     if kind != "default" and not 0 < (factor := number("factor of the scaling", given.get("factor"))) < math.inf:

@@ -367,9 +367,8 @@ def module_visible(call: Mapping[str, Any]) -> Tensor:
 def is_self_attention(call: Mapping[str, Any]) -> bool:
     """Return whether the queries and keys of a call of `multi_head_attention_forward` are of the same tokens."""
     query, key = call["query"], call["key"]
-    return query is key or (
-        query.shape == key.shape and (query.data_ptr() == key.data_ptr() or torch.equal(query, key))
-    )
+    same_shape = query.shape == key.shape
+    return query is key or (same_shape and (query.data_ptr() == key.data_ptr() or torch.equal(query, key)))
 
 
 def kernel_weights(call: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

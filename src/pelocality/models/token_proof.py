@@ -405,9 +405,7 @@ def _combines(model: SequenceModel, inputs: Any, alone: list[Attention], clear: 
         return False
     sizes = {each.weights.shape[-1] for each in alone}
     length = sizes.pop() if len(sizes) == 1 else None  # stages have several
-    changed = _attentions(
-        model, inputs, length, output=lambda each: torch.arange(each.numel()).sin().view_as(each).to(each)
-    )
+    changed = _attentions(model, inputs, length, output=lambda x: torch.arange(x.numel()).sin().view_as(x).to(x))
     return any(
         same_numbers(one.values, other.values) or not same_numbers(other.values, new.values)
         for (one, _), (other, new) in itertools.combinations(zip(alone, changed, strict=True), 2)

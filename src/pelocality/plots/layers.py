@@ -309,7 +309,7 @@ def _by_layer(
     values = {name: axes.attention_of(each, length) for name, each in values.items()}
     measured = {name: _measured(each, metric) for name, each in values.items()}
     # Results of some models have a number for each sample, and those of others only for the mean.
-    if any(column == f"{metric}_of_mean" for column, _ in measured.values()):
+    if {metric, f"{metric}_of_mean"} <= {column for column, _ in measured.values()}:
         of_mean = {name: f"{metric}_of_mean" for name, each in values.items() if hasattr(each, "source")}
         measured = {name: _measured(each, of_mean.get(name, metric)) for name, each in values.items()}
     columns = {name: column for name, (column, _) in measured.items() if column is not None}
@@ -354,7 +354,8 @@ def _measured(value: Any, metric: str | None) -> tuple[str | None, Any]:
         return None, value
     from pelocality.metrics.tables import to_frame  # loads pandas
 
-    causal = np.shape(first)[-1] > 1 and not np.triu(axes.as_array("attention", first), 1).any()
-    column = metric or ("past_locality" if causal else "locality")
-    frame = to_frame(value, column)
-    return column, frame[column].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)
+    if metric is None:
+        causal = np.shape(first)[-1] > 1 and not np.triu(axes.as_array("attention", first), 1).any()
+        metric = "past_locality" if causal else "locality"
+    frame = to_frame(value, metric)
+    return metric, frame[metric].to_numpy().reshape(frame.iloc[:, :-1].max().to_numpy() + 1)

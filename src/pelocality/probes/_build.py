@@ -122,9 +122,7 @@ class _Worker:
         """Return the rows of a record, and counts of the item, its unusable candidates, and why it has no rows."""
         item = record if self.parse is None else self.parse(record)
         if not isinstance(item, Dropped | self.item_type):
-            raise TypeError(
-                f"pairs must all be of one kind, got a {type(item).__name__} after a {self.item_type.__name__}"
-            )
+            raise TypeError(f"pairs must be of one kind, got {type(item).__name__} after {self.item_type.__name__}")
         counts: Counts = Counter({("items", ""): 1})
         rows: list[Row] = []
         reason = "no candidate"
