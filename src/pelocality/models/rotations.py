@@ -24,6 +24,10 @@ _FARTHEST = 2**20 + 1  # places of a token: slow bands turn at 2**20 too, and pr
 _COUNTED = 1009  # tokens of a model that takes no position ids; a prime, so that hardly another axis has its size
 _ROUNDING = 2e-4, 3e-7  # radians by which angles of float32 are off near the origin, and as a share of large angles
 _STILL = 1e-5  # a dimension turns if its squares differ between tokens by more, relative to their mean
+_REASONS = (
+    "turns queries and keys, but not by the places of its tokens",
+    "has frequencies that depend on the length of its input, so give length=",
+)
 _MISFIT = 0.03  # the share by which what is no angle, or no factor, of a pair in all heads may change queries
 _PAIRED = 1e-2  # two dimensions turn together if the sum of their squares differs by less than this share of each
 
@@ -132,21 +136,16 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
     with inference(model.module), model.observable():
         runs = _text_runs(model, length) if model.content is None else [_content_run(model, length)]
         with unrotated(model.module):
-            still = _run(model, runs[-1].inputs, runs[-1].places)
-    places, read = runs[-1].places, list[tuple[Call, Rotation | None]]()
-    for call, before, *of_runs in zip(runs[-1].calls, still.calls, *(run.calls for run in runs), strict=True):
-        reason, states = (
-            "turns queries and keys, but not by the places of its tokens",
-            [each.states for each in of_runs],
-        )
-        try:
-            rotation = rotation_of(states[-1], places, before.states)
-            reason = "has frequencies that depend on the length of its input, so give length="
-            if len(runs) > 1:  # tokens of all runs are equal, and text has one coordinate on all axes
-                every = torch.cat([run.places.expand(-1, places.shape[1]) for run in runs])
-                rotation = rotation_of(torch.cat(states, 1), every, before.states)
-        except ValueError as error:
-            raise ValueError(f"{model} {reason}: {error}") from None
+            still = _run(model, runs[0].inputs, runs[0].places)
+    read = list[tuple[Call, Rotation | None]]()
+    places = [run.places.expand(-1, runs[0].places.shape[1]) for run in runs]  # text has one coordinate on all axes
+    for call, before, *others in zip(runs[0].calls, still.calls, *(run.calls for run in runs[1:]), strict=True):
+        states: list[Any] = [each.states for each in (call, *others)]
+        for number, reason in enumerate(_REASONS[: len(runs)], 1):  # tokens of all runs are equal
+            try:
+                rotation = rotation_of(torch.cat(states[:number], 1), torch.cat(places[:number]), before.states)
+            except ValueError as error:
+                raise ValueError(f"{model} {reason}: {error}") from None
         read.append((call, rotation))
     return read
 
@@ -155,22 +154,22 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
 
 
 def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
-    """Return runs of a text of one token id: counted, and at places given as position ids, or of more tokens."""
+    """Return runs of a text of one token id: at places given as position ids, or of many tokens, and of few."""
     most = [min(model.longest or each, each) for each in (SHORT, _COUNTED)]
     taken = _sizes(model)
     short, long = (next((n for n in range(each, 2, -1) if n not in taken), each) for each in most)
-    runs = [_run(model, *text_at(model, length or short))]
+    counted = _run(model, *text_at(model, length or short))
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
             far = _run(model, *text_at(model, places_apart(model, length or _FARTHEST)))
-            both = ((a.states, b.states) for a, b in zip(runs[0].calls, far.calls, strict=True))
+            both = ((a.states, b.states) for a, b in zip(counted.calls, far.calls, strict=True))
             pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in both)
             if not all(torch.allclose(*each, atol=1e-4, rtol=1e-2) for each in pairs):  # it does not count its tokens
-                return [*runs[: length is None], far]
+                return [far] if length else [far, counted]
     with suppress(ValueError):  # a table may have fewer rows
         if length is None:
-            runs.append(_run(model, *text_at(model, long)))
-    return runs
+            return [_run(model, *text_at(model, long)), counted]
+    return [counted]
 
 
 def _sizes(model: SequenceModel) -> set[int]:
