@@ -20,7 +20,7 @@ from pelocality.models._restore import hooked
 from pelocality.models.recorder import SHORT, Call, Recorder, unrotated
 from pelocality.models.sequence_model import SequenceModel
 
-_FARTHEST = 2**20 + 1  # places of a token: slow bands turn at 2**20 too, and products with a power of 2 are exact
+_FARTHEST = 2**20 + 1  # places of a token: slow bands turn at the last one too
 _COUNTED = 1009  # tokens of a model that takes no position ids; a prime, so that hardly another axis has its size
 _ROUNDING = 2e-4, 3e-7  # radians by which angles of float32 are off near the origin, and as a share of large angles
 _STILL = 1e-5  # a dimension turns if its squares differ between tokens by more, relative to their mean
@@ -345,10 +345,9 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
     frequencies = turns.new_zeros(len(turns), turns.shape[-1], steps.shape[1])
     for axis in range(steps.shape[1]):
         alone = ((steps[:, axis] > 0) & (steps.count_nonzero(1) == 1)).nonzero().flatten()
-        ordered, last = alone[steps[alone, axis].argsort()].tolist(), 0.0
-        for token in ordered:
-            step = float(steps[token, axis])
-            if step >= 2 * last or token == ordered[-1]:
+        last = 0.0
+        for token in alone[steps[alone, axis].argsort()].tolist():
+            if (step := float(steps[token, axis])) >= 2 * last:  # products with powers of 2 are exact
                 frequencies[..., axis] += _within_half_turn(turns[:, token] - step * frequencies[..., axis]) / step
                 last = step
     return frequencies.where(frequencies.abs() * steps.amax(0) > _STILL, 0.0)
