@@ -162,7 +162,7 @@ def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
             far = _run(model, *text_at(model, places_apart(model, length or _FARTHEST)))
-            both = ((a.states, b.states) for a, b in zip(counted.calls, far.calls, strict=True))
+            both: Any = zip(*([call.states for call in run.calls] for run in (counted, far)), strict=True)
             pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in both)
             if not all(torch.allclose(*each, atol=1e-4, rtol=1e-2) for each in pairs):  # it does not count its tokens
                 return [far] if length else [far, counted]
