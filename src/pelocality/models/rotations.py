@@ -273,22 +273,25 @@ def closest_rotation(
     Raises:
         ValueError: The states change, but not by a rotation of pairs of dimensions.
     """
-    states, places = states.cpu().double(), places.double()
-    still = states if still is None else still.cpu().double()
-    pairs = _pairs(nn.functional.normalize(states, dim=-1), dims or 0)  # Llama 4 scales queries by their position
+    states, places, tokens = states.cpu().double(), places.double(), states.shape[1]
+    still = states[:, :1] if still is None else still.cpu().double()
+    recognised = not torch.equal(states[:, : still.shape[1]], still[:, :tokens])
+    if not recognised or still.shape[1] != tokens:
+        still = (still if recognised else states)[:, :1]
+    # Llama 4 scales queries by their position.
+    pairs = _pairs(*(nn.functional.normalize(each, dim=-1) for each in (states, still)), dims or 0, tolerance)
     if not len(pairs):
         return None
-    every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still[:, :1]))  # (head, n, band)
-    extra, read = every.shape[1] - len(places), list[Rotation]()
-    recognised = not torch.equal(states[:, : still.shape[1]], still[:, : states.shape[1]])
-    scaling = float(every[:, extra].norm() / before.norm()) if recognised else None
-    against = every * (before if recognised else every[:, :1]).conj()
-    measured = against.sum(0).angle()
+    every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still))  # (head, n, band)
+    extra, read = tokens - len(places), list[Rotation]()
+    scaling = float(every[:, extra].norm() / before[:, 0].norm()) if recognised else None
+    turned = every * before.conj()
+    measured = turned.sum(0).angle()
     by_head = [len(every) // 2] * (dims is None and len(every) % 2 == 0)
     for first, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
         part = slice(first, first + len(places))
-        origin = every[:, -1 if extra and not first else 0, None]
-        of_heads = (every * origin.conj()).view(-1, heads, *every.shape[1:])
+        origin = turned[:, -1 if extra and not first else 0, None]
+        of_heads = (turned * origin.conj()).view(-1, heads, *every.shape[1:])
         turns = of_heads.sum(0)
         placed, steps = turns[:, part], places - places[0]
         waves = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
@@ -299,22 +302,24 @@ def closest_rotation(
         read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], float(off.max()), tolerance))
         if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
             return read[-1]._replace(off=0.0)
-    across = (against * torch.polar(torch.ones_like(measured), -measured)).imag
-    if float(across.abs().max() / against.abs().max()) > _MISFIT:
+    across = (turned * torch.polar(torch.ones_like(measured), -measured)).imag
+    if float(across.abs().max() / turned.abs().max()) > _MISFIT:
         raise ValueError("heads, or the two dimensions of a pair, turn by different angles")
     return read[0]._replace(off=min(each.off for each in read))
 
 
-def _pairs(states: Tensor, dims: int) -> Tensor:
-    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is equal at all places.
+def _pairs(states: Tensor, still: Tensor, dims: int, tolerance: float) -> Tensor:
+    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is that without rotation.
 
     Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
     """
     squares = states.square()
-    change = squares - squares.mean(1, keepdim=True)  # (head, n, d)
+    change = squares - still.square()
+    change = change - change.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)
     alone = together.diagonal()
-    turns = alone > (_STILL * squares.mean()) ** 2 * squares[..., 0].numel()
+    unit = squares.mean() ** 2 * squares[..., 0].numel()
+    turns = alone > _STILL**2 * unit
     turning, of_sum = turns.nonzero().flatten(), alone[:, None] + alone + 2 * together
     if not len(turning):
         return turning.new_zeros(0, 2)
@@ -325,7 +330,7 @@ def _pairs(states: Tensor, dims: int) -> Tensor:
             every = every.view(2, half).T if halves else every.view(half, 2)
             if 0 <= start <= room and turns[every].sum() == len(turning):
                 a, b = every[turns[every].any(1)].T
-                if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b])).all()):
+                if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b]) + tolerance**2 * unit).all()):
                     return every
     least, partner = of_sum[turning][:, turning].fill_diagonal_(torch.inf).min(1)
     lonely = least > _PAIRED * alone[turning]

@@ -132,10 +132,10 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     run_axes = last.axis.where(last.frequencies[0].any(1), 0 if axes is None else axes)  # some bands hardly turn
     run_sections = _sections(run_axes, family.sections) if last.places.shape[1] == 3 else ""
     measured = _rotary_words(_recognised(runs, like, run_axes, direction), queries.scaling, dims, head, run_sections)
-    apart = "" if keys_differ else str(far).partition("change: ")[2]
+    apart = str(far).partition("change: ")[2] if sections and not keys_differ else ""
     measured += f"; at positions far apart, {apart}" if apart else ""
-    differs = bool(apart) and (axes is not None or not sections)  # those of HunYuan-VL have no known layout
-    differs |= axes is not None and run_sections not in ("", sections)
+    # The sections of HunYuan-VL have no known layout.
+    differs = axes is not None and (bool(apart) or run_sections not in ("", sections))
     differs = differs if like is angles else declared != UNDECLARED
     differences = {"": differs, "keys are rotated otherwise": keys_differ}
     if like is angles:
