@@ -20,10 +20,14 @@ from pelocality.models._restore import hooked
 from pelocality.models.recorder import SHORT, Call, Recorder, unrotated
 from pelocality.models.sequence_model import SequenceModel
 
-_FARTHEST = 2**20 + 1  # places of a token: slow bands turn at 2**20 too, and products with a power of 2 are exact
+_FARTHEST = 2**20 + 1  # places of a token: slow bands turn at the last one too
 _COUNTED = 1009  # tokens of a model that takes no position ids; a prime, so that hardly another axis has its size
 _ROUNDING = 2e-4, 3e-7  # radians by which angles of float32 are off near the origin, and as a share of large angles
 _STILL = 1e-5  # a dimension turns if its squares differ between tokens by more, relative to their mean
+_REASONS = (
+    "turns queries and keys, but not by the places of its tokens",
+    "has frequencies that depend on the length of its input, so give length=",
+)
 _MISFIT = 0.03  # the share by which what is no angle, or no factor, of a pair in all heads may change queries
 _PAIRED = 1e-2  # two dimensions turn together if the sum of their squares differs by less than this share of each
 
@@ -132,21 +136,16 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
     with inference(model.module), model.observable():
         runs = _text_runs(model, length) if model.content is None else [_content_run(model, length)]
         with unrotated(model.module):
-            still = _run(model, runs[-1].inputs, runs[-1].places)
-    places, read = runs[-1].places, list[tuple[Call, Rotation | None]]()
-    for call, before, *of_runs in zip(runs[-1].calls, still.calls, *(run.calls for run in runs), strict=True):
-        reason, states = (
-            "turns queries and keys, but not by the places of its tokens",
-            [each.states for each in of_runs],
-        )
-        try:
-            rotation = rotation_of(states[-1], places, before.states)
-            reason = "has frequencies that depend on the length of its input, so give length="
-            if len(runs) > 1:  # tokens of all runs are equal, and text has one coordinate on all axes
-                every = torch.cat([run.places.expand(-1, places.shape[1]) for run in runs])
-                rotation = rotation_of(torch.cat(states, 1), every, before.states)
-        except ValueError as error:
-            raise ValueError(f"{model} {reason}: {error}") from None
+            still = _run(model, runs[0].inputs, runs[0].places)
+    read = list[tuple[Call, Rotation | None]]()
+    places = [run.places.expand(-1, runs[0].places.shape[1]) for run in runs]  # text has one coordinate on all axes
+    for call, before, *others in zip(runs[0].calls, still.calls, *(run.calls for run in runs[1:]), strict=True):
+        states: list[Any] = [each.states for each in (call, *others)]
+        for number, reason in enumerate(_REASONS[: len(runs)], 1):  # tokens of all runs are equal
+            try:
+                rotation = rotation_of(torch.cat(states[:number], 1), torch.cat(places[:number]), before.states)
+            except ValueError as error:
+                raise ValueError(f"{model} {reason}: {error}") from None
         read.append((call, rotation))
     return read
 
@@ -155,22 +154,22 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
 
 
 def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
-    """Return runs of a text of one token id: counted, and at places given as position ids, or of more tokens."""
+    """Return runs of a text of one token id: at places given as position ids, or of many tokens, and of few."""
     most = [min(model.longest or each, each) for each in (SHORT, _COUNTED)]
     taken = _sizes(model)
     short, long = (next((n for n in range(each, 2, -1) if n not in taken), each) for each in most)
-    runs = [_run(model, *text_at(model, length or short))]
+    counted = _run(model, *text_at(model, length or short))
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
             far = _run(model, *text_at(model, places_apart(model, length or _FARTHEST)))
-            both = ((a.states, b.states) for a, b in zip(runs[0].calls, far.calls, strict=True))
+            both: Any = zip(*([call.states for call in run.calls] for run in (counted, far)), strict=True)
             pairs = ((a[:, : b.shape[1]], b[:, : a.shape[1]]) for a, b in both)
             if not all(torch.allclose(*each, atol=1e-4, rtol=1e-2) for each in pairs):  # it does not count its tokens
-                return [*runs[: length is None], far]
+                return [far] if length else [far, counted]
     with suppress(ValueError):  # a table may have fewer rows
         if length is None:
-            runs.append(_run(model, *text_at(model, long)))
-    return runs
+            return [_run(model, *text_at(model, long)), counted]
+    return [counted]
 
 
 def _sizes(model: SequenceModel) -> set[int]:
@@ -274,22 +273,25 @@ def closest_rotation(
     Raises:
         ValueError: The states change, but not by a rotation of pairs of dimensions.
     """
-    states, places = states.cpu().double(), places.double()
-    still = states if still is None else still.cpu().double()
-    pairs = _pairs(nn.functional.normalize(states, dim=-1), dims or 0)  # Llama 4 scales queries by their position
+    states, places, tokens = states.cpu().double(), places.double(), states.shape[1]
+    still = states[:, :1] if still is None else still.cpu().double()
+    recognised = not torch.equal(states[:, : still.shape[1]], still[:, :tokens])
+    if not recognised or still.shape[1] != tokens:
+        still = (still if recognised else states)[:, :1]
+    # Llama 4 scales queries by their position.
+    pairs = _pairs(*(nn.functional.normalize(each, dim=-1) for each in (states, still)), dims or 0, tolerance)
     if not len(pairs):
         return None
-    every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still[:, :1]))  # (head, n, band)
-    extra, read = every.shape[1] - len(places), list[Rotation]()
-    recognised = not torch.equal(states[:, : still.shape[1]], still[:, : states.shape[1]])
-    scaling = float(every[:, extra].norm() / before.norm()) if recognised else None
-    against = every * (before if recognised else every[:, :1]).conj()
-    measured = against.sum(0).angle()
+    every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still))  # (head, n, band)
+    extra, read = tokens - len(places), list[Rotation]()
+    scaling = float(every[:, extra].norm() / before[:, 0].norm()) if recognised else None
+    turned = every * before.conj()
+    measured = turned.sum(0).angle()
     by_head = [len(every) // 2] * (dims is None and len(every) % 2 == 0)
     for first, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
         part = slice(first, first + len(places))
-        origin = every[:, -1 if extra and not first else 0, None]
-        of_heads = (every * origin.conj()).view(-1, heads, *every.shape[1:])
+        origin = turned[:, -1 if extra and not first else 0, None]
+        of_heads = (turned * origin.conj()).view(-1, heads, *every.shape[1:])
         turns = of_heads.sum(0)
         placed, steps = turns[:, part], places - places[0]
         waves = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
@@ -300,22 +302,24 @@ def closest_rotation(
         read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], float(off.max()), tolerance))
         if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
             return read[-1]._replace(off=0.0)
-    across = (against * torch.polar(torch.ones_like(measured), -measured)).imag
-    if float(across.abs().max() / against.abs().max()) > _MISFIT:
+    across = (turned * torch.polar(torch.ones_like(measured), -measured)).imag
+    if float(across.abs().max() / turned.abs().max()) > _MISFIT:
         raise ValueError("heads, or the two dimensions of a pair, turn by different angles")
     return read[0]._replace(off=min(each.off for each in read))
 
 
-def _pairs(states: Tensor, dims: int) -> Tensor:
-    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is equal at all places.
+def _pairs(states: Tensor, still: Tensor, dims: int, tolerance: float) -> Tensor:
+    """Return the dimensions that turn together, (band, 2): those of which the sum of squares is that without rotation.
 
     Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
     """
     squares = states.square()
-    change = squares - squares.mean(1, keepdim=True)  # (head, n, d)
+    change = squares - still.square()
+    change = change - change.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)
     alone = together.diagonal()
-    turns = alone > (_STILL * squares.mean()) ** 2 * squares[..., 0].numel()
+    unit = squares.mean() ** 2 * squares[..., 0].numel()
+    turns = alone > _STILL**2 * unit
     turning, of_sum = turns.nonzero().flatten(), alone[:, None] + alone + 2 * together
     if not len(turning):
         return turning.new_zeros(0, 2)
@@ -326,7 +330,7 @@ def _pairs(states: Tensor, dims: int) -> Tensor:
             every = every.view(2, half).T if halves else every.view(half, 2)
             if 0 <= start <= room and turns[every].sum() == len(turning):
                 a, b = every[turns[every].any(1)].T
-                if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b])).all()):
+                if bool((of_sum[a, b] < _PAIRED * torch.maximum(alone[a], alone[b]) + tolerance**2 * unit).all()):
                     return every
     least, partner = of_sum[turning][:, turning].fill_diagonal_(torch.inf).min(1)
     lonely = least > _PAIRED * alone[turning]
@@ -346,10 +350,9 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
     frequencies = turns.new_zeros(len(turns), turns.shape[-1], steps.shape[1])
     for axis in range(steps.shape[1]):
         alone = ((steps[:, axis] > 0) & (steps.count_nonzero(1) == 1)).nonzero().flatten()
-        ordered, last = alone[steps[alone, axis].argsort()].tolist(), 0.0
-        for token in ordered:
-            step = float(steps[token, axis])
-            if step >= 2 * last or token == ordered[-1]:
+        last = 0.0
+        for token in alone[steps[alone, axis].argsort()].tolist():
+            if (step := float(steps[token, axis])) >= 2 * last:  # products with powers of 2 are exact
                 frequencies[..., axis] += _within_half_turn(turns[:, token] - step * frequencies[..., axis]) / step
                 last = step
     return frequencies.where(frequencies.abs() * steps.amax(0) > _STILL, 0.0)

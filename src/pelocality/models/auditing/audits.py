@@ -209,7 +209,7 @@ def _difference(one: Layer, two: Layer) -> tuple[int | None, int | None]:
     if (near := first_difference(one.constant, two.constant)) is not None:
         return near
     a, b = one.far, two.far
-    comparable = isinstance(a, Rotation) and isinstance(b, Rotation) and len(a.pairs) == len(b.pairs)
-    if not comparable or not torch.equal(a.places, b.places):
+    if not (isinstance(a, Rotation) and isinstance(b, Rotation)) or len(a.pairs) != len(b.pairs):
         return None, None
-    return (off[0], int(a.places.max()) + 1) if (off := a.off_from(b.angles)) else (None, None)
+    off = a.off_from(b.angles) if torch.equal(a.places, b.places) else None
+    return (off[0], int(a.places.max()) + 1) if off else (None, None)

@@ -110,12 +110,10 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     """Compare the angles by which queries are rotated, by each coordinate, and those of keys with them."""
     declared, queries, keys, family = layer.rotation, layer.queries, layer.keys, reading.family
     angles = declared if isinstance(declared, RotaryAngles) else None
-    head = (
-        layer.constant.query.shape[-1] if layer.constant.query is not None and isinstance(queries, Rotation) else None
-    )
+    head = None if layer.constant.query is None else layer.constant.query.shape[-1]
     words, sections = str(declared or ""), ""
     if angles is not None:
-        sections = str(list(angles.options["mrope_section"])) if "mrope_section" in angles.options else ""
+        sections = str([*angles.options.get("mrope_section", ())]).replace("[]", "")
         words = _rotary_words(angles, angles.attention_factor, angles.dims, head, sections)
     if not isinstance(queries, Rotation):
         change, _, reason = (queries or "").partition(": ")
@@ -134,23 +132,21 @@ def rotation(reading: Reading, layer: Layer) -> Row:
     run_axes = last.axis.where(last.frequencies[0].any(1), 0 if axes is None else axes)  # some bands hardly turn
     run_sections = _sections(run_axes, family.sections) if last.places.shape[1] == 3 else ""
     measured = _rotary_words(_recognised(runs, like, run_axes, direction), queries.scaling, dims, head, run_sections)
-    apart = "" if keys_differ else str(far).partition("change: ")[2]
+    apart = str(far).partition("change: ")[2] if sections and not keys_differ else ""
     measured += f"; at positions far apart, {apart}" if apart else ""
-    judged = axes is not None or not sections  # those of HunYuan-VL have no known layout
-    other = bool(apart and judged) or (axes is not None and run_sections not in ("", sections))
-    off, factor = _off(runs, like, run_axes if axes is None else axes, direction), queries.scaling or 1.0
-    differences = {
-        "": declared != UNDECLARED if like is not angles else other,
-        "keys are rotated otherwise": keys_differ,
-    }
+    # The sections of HunYuan-VL have no known layout.
+    differs = axes is not None and (bool(apart) or run_sections not in ("", sections))
+    differs = differs if like is angles else declared != UNDECLARED
+    differences = {"": differs, "keys are rotated otherwise": keys_differ}
     if like is angles:
+        off, factor = _off(runs, like, run_axes if axes is None else axes, direction), queries.scaling
+        pairs_differ = dims > 2 and family.interleaved not in (None, queries.interleaved)
+        factor_differs = factor is not None and abs(factor / like.attention_factor - 1) > 1e-3
         differences |= {
             "angles differ from position {} on, by up to {:.1g} rad".format(*off or (0, 0)): off is not None,
-            f"pairs are {_PAIRS[queries.interleaved]}": dims > 2
-            and family.interleaved not in (None, queries.interleaved),
+            f"pairs are {_PAIRS[queries.interleaved]}": pairs_differ,
             "angles have the other sign": family.direction not in (None, direction),
-            f"attention factor {factor:.4g}, not {like.attention_factor:.4g}": queries.scaling is not None
-            and abs(factor / like.attention_factor - 1) > 1e-3,
+            f"attention factor {factor or 0:.4g}, not {like.attention_factor:.4g}": factor_differs,
         }
     return _row("rotation", words, measured, differences)
 
@@ -167,10 +163,8 @@ def _off(runs: Runs, angles: RotaryAngles, axes: Tensor, direction: int) -> tupl
 def _recognised(runs: Runs, like: RotaryAngles, axes: Tensor, direction: int) -> RotaryAngles | None:
     """Return the rotary embeddings that have the measured angles, or at least those of consecutive positions."""
     near = next(iter(runs.values()))
-    frequencies, scalings = (
-        direction * near.frequencies[0, :, 0],
-        [(like.scaling, like.options), ("default", like.options)],
-    )
+    frequencies = direction * near.frequencies[0, :, 0]
+    scalings = [(like.scaling, like.options), ("default", like.options)]
     bases = [like.base, RotaryAngles(like.dims).base]
     if len(frequencies) > 1 and frequencies[1] > 0:
         base = float((frequencies[0] / frequencies[1]) ** len(frequencies))
@@ -200,8 +194,8 @@ def _rotary_words(rotary: RotaryAngles | None, factor: float | None, dims: int, 
 
 def _sections(axes: Tensor, layout: str | None) -> str:
     """Return the sections of M-RoPE by which pairs have these axes, and their layout if it is another one."""
-    if bool((axes < 0).any()):
-        return f"of several axes in {int((axes < 0).sum())} of {len(axes)} pairs"
+    if several := int((axes < 0).sum()):
+        return f"of several axes in {several} of {len(axes)} pairs"
     sizes, pair = torch.bincount(axes, minlength=3), torch.arange(len(axes), device="cpu")
     layouts = [name for name, axes_of in LAYOUTS.items() if torch.equal(axes_of(pair, sizes), axes)]
     words = str((sizes.roll(-1) if layout == "time last" else sizes).tolist())

@@ -155,9 +155,7 @@ def read(model: SequenceModel, word: int, text: Tensor, length: int, farthest: i
     return Reading(model, config, family, causal, generates, layers, others, constant, table, at_input, lost, runs)
 
 
-def _rotation(
-    states: Tensor | None, still: Tensor | None, places: Tensor, dims: int, tolerance: float
-) -> Rotation | str | None:
+def _rotation(states: Tensor | None, still: Any, places: Tensor, dims: int, tolerance: float) -> Rotation | str | None:
     """Return how queries or keys are rotated at places, or the other change by position, as of `Layer.queries`."""
     if states is None or not bool(states.any()):  # some states of untrained models are zero, such as ZAYA's keys
         return "unseen"
