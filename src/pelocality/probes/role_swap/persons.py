@@ -1,17 +1,15 @@
 """Persons among the arguments of a swap: if both are persons, either may do what the verb says."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from pelocality.corpora import Sentence
 from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.clauses import Candidate
+from pelocality.probes.role_swap.english import WORDS
 from pelocality.probes.role_swap.features import agreement_features
 from pelocality.probes.role_swap.pattern import head_of
 
-_LISTS = Path(__file__).with_name("persons.txt").read_text(encoding="utf-8").split("\n\n")
-_NOUNS, _GIVEN_NAMES = map(english.words, _LISTS[1:])
 _THINGS = english.words("it something everything")
 _ANIMACY = {"Hum": True, "Inan": False, "Nhum": False}
 
@@ -38,7 +36,7 @@ def _is_person(words: Sequence[str], tags: Sequence[str]) -> bool | None:
         return words[0] not in _THINGS
     head = head_of(words, tags)
     noun, after = words[head], words[head + 1 : head + 2]
-    if after == ["of"] and noun in english.VAGUE_NUMBER:  # "a group of nuns"
+    if after == ["of"] and noun in WORDS["vague number"]:  # "a group of nuns"
         return _is_person(words[head + 2 :], tags[head + 2 :])
     if after and tags[head + 1] in ("CC", ","):  # "a nun and her hat"
         others = head + 2 + (tags[head + 1] == "," and tags[head + 2 : head + 3] == ["CC"])
@@ -47,6 +45,7 @@ def _is_person(words: Sequence[str], tags: Sequence[str]) -> bool | None:
     owner = max((k + 1 for k in range(head) if tags[k] == "POS"), default=0)  # "the nun's House"
     nouns = [word for word, tag in zip(words[owner : head + 1], tags[owner:], strict=False) if tag[:2] == "NN"]
     if tags[head] in ("NN", "NNS") and noun not in ("one", "ones"):
-        return noun in _NOUNS
-    named = nouns and (nouns[0] in _GIVEN_NAMES or not _NOUNS.isdisjoint(nouns))  # "Ada Lovelace", "Aunt Zillah"
+        return noun in WORDS["persons"]
+    # "Ada Lovelace", "Aunt Zillah"
+    named = nouns and (nouns[0] in WORDS["given names"] or not WORDS["persons"].isdisjoint(nouns))
     return True if named or (tags[head] == "NNPS" and english.NATION.fullmatch(noun)) else None
