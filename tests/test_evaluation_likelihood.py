@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import operator
 
 import datasets
 import numpy as np
@@ -18,11 +19,13 @@ from pelocality.evaluation import (
     log_likelihood,
     pseudo_log_likelihood,
 )
+from pelocality.evaluation._words import regions_of
 from pelocality.models import SequenceModel, _restore, attach
-from pelocality.probes import minimal_pairs, random_shuffling
+from pelocality.probes import minimal_pairs, random_shuffling, semantic_role_swap
 from tests.families import offloaded, tiny
 from tests.test_evaluation import classifier, rows
 from tests.test_models_words import byte_level, wordpiece
+from tests.test_probes import sentence
 
 
 def masked_model(seed=0):
@@ -383,3 +386,107 @@ def test_the_tokenizer_of_another_model_is_refused():
     for score in (pseudo_log_likelihood, log_likelihood):
         with pytest.raises(ValueError, match=r"input_ids must be in 0\.\.14, .* is this the model's tokenizer"):
             score(masked_model(), tokenizer, ["a cat and a dog"])
+
+
+def slow_tokens(model, tokenizer, text, masked):
+    """Return the characters of each token and its log-probability, one token after the other."""
+    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=masked)
+    ids = encoded["input_ids"] if masked else [tokenizer.bos_token_id, *encoded["input_ids"]]
+    for place, (start, end) in enumerate(encoded["offset_mapping"]):
+        if masked and start == end:
+            continue
+        seen = [*ids[:place], tokenizer.mask_token_id, *ids[place + 1 :]] if masked else ids[: place + 1]
+        logits = model(torch.tensor([seen])).logits[0, place]
+        yield start, end, float(logits.log_softmax(-1)[ids[place + (not masked)]])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_words_have_the_scores_of_the_tokens_that_begin_in_them(masked):
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    model = masked_model() if masked else causal_model(tokenizer)
+    score = pseudo_log_likelihood if masked else log_likelihood
+    texts = ["  a cats river\n42 dogsing ", "", "42", " \t"]
+    words, tokens, totals = (score(model, tokenizer, texts, by=by, batch_size=2) for by in ("word", "token", "text"))
+    assert words["word"].tolist() == ["a", "cats", "river", "42", "dogsing", "", "42", " \t"]
+    with torch.no_grad():
+        witness = list(slow_tokens(model, tokenizer, texts[0], masked))
+    assert tokens.loc[tokens["text"] == 0, ["start", "end"]].to_numpy().tolist() == [[a, b] for a, b, _ in witness]
+    for row in words[words["text"] == 0].itertuples():
+        own = [value for start, _, value in witness if row.start <= start < row.end]
+        assert (row.word, row.tokens) == (texts[0][row.start : row.end], len(own))
+        assert row.score == pytest.approx(sum(own))
+    for frame in (words, tokens):
+        sums = frame.groupby("text")["score"].sum(min_count=1).reindex(range(4))
+        np.testing.assert_allclose(sums, totals, rtol=1e-12)
+    means = score(model, tokenizer, texts, by="word", reduction="mean")
+    np.testing.assert_allclose(means["score"] * means["tokens"], words["score"])
+
+
+def test_words_keep_their_characters_where_special_tokens_are_written_out_or_the_first_has_no_score():
+    tokenizer = masking()
+    [before, word, after] = pseudo_log_likelihood(
+        masked_model(), tokenizer, ["[CLS] cat [SEP]"], by="word"
+    ).itertuples()
+    assert (word.word, word.start, word.end, word.tokens, before.tokens, after.tokens) == ("cat", 6, 9, 1, 0, 0)
+    bare = log_likelihood(causal_model(tokenizer), tokenizer, ["a cat"], by="word", beginning=False)
+    assert bare["score"].isna().tolist() == [True, False]
+    spaces = byte_level()
+    spaces.bos_token = "<|end|>"
+    frame = log_likelihood(causal_model(spaces), spaces, ["é  😀 cat"], by="word")
+    assert frame["word"].tolist() == ["é", "😀", "cat"]
+    assert frame["tokens"].sum() == len(spaces("é  😀 cat")["input_ids"])
+    with pytest.raises(ValueError, match="by"):
+        log_likelihood(causal_model(spaces), spaces, ["a"], by="sentence")
+
+
+TREES = (
+    "(S (NP (DT The) (NN cat)) (VP (VBD saw) (NP (PRP him))) (. .))",
+    "(S (NP (PRP He)) (VP (VBD was) (VP (VBN seen) (PP (IN by) (NP (DT a) (NN cat))) (NP (NN today)))) (. .))",
+)
+
+
+def test_what_a_swap_costs_is_divided_among_the_regions_of_the_sentence():
+    tokenizer = masking()
+    tokenizer.bos_token = "[CLS]"
+    probe = semantic_role_swap([sentence(tree) for tree in TREES], source="constituents")
+    result = evaluate_minimal_pairs(causal_model(tokenizer), tokenizer, minimal_pairs(probe))
+    words = result.words
+    placed = words.groupby(["pair", "sentence", "region"], observed=True)["word"].agg(" ".join).unstack(fill_value="")
+    assert placed.to_numpy().tolist() == [
+        ["He", "saw", "the cat", "."], ["The cat", "saw", "him", "."],
+        ["A cat", "was seen by", "him", "today."], ["He", "was seen by", "a cat", "today."],
+    ]  # fmt: skip
+    sums = words.groupby(["pair", "sentence"])["score"].sum().unstack()
+    np.testing.assert_allclose(sums[["good", "bad"]], result.examples[["good", "bad"]])
+    table = result.by_region("mood")
+    assert table["region"].tolist() == ["phrase 1", "between", "phrase 2", "behind"]
+    assert table["difference"].sum() == pytest.approx(result.examples["difference"].mean())
+    assert table["n"].tolist() == [2] * 4
+    for confidence, read in ((0.5, operator.gt), (0.99, operator.lt)):
+        assert read(result.by_region(confidence=confidence)["low"], table["low"]).all()
+
+
+def test_regions_are_those_of_the_spans_even_where_a_word_stands_twice():
+    span = {"start": 5, "category": "NP", "original": "a b", "perturbed": "b a"}
+    assert ["".join(side) for side in regions_of("x1 a b a b, a", "x1 a b b a, a", [span | {"start": 3}])] == [
+        *["before" * 7 + "phrase 1" * 3 + "behind" * 3] * 2
+    ]
+    assert regions_of("a b c a b", "b a c b a", [span, span | {"start": 0}])[0][3:6] == ["between"] * 3
+    verb = span | {"start": 7, "category": "agreement", "original": "sees", "perturbed": "see"}
+    again = span | {"start": 9, "original": "b a", "perturbed": "a b"}
+    _, bad = regions_of("a b sees b a", "b a see a b", [span, verb, again])
+    assert bad == ["phrase 1"] * 3 + ["between"] * 5 + ["phrase 2"] * 3
+    with pytest.raises(ValueError, match="spans"):
+        regions_of("a b", "a b", [span])
+
+
+def test_pairs_without_spans_have_words_and_callables_have_none():
+    tokenizer = masking()
+    pairs = pairs_of(["a cat", "a dog"], ["cat a", "dog a"])
+    result = evaluate_minimal_pairs(masked_model(), tokenizer, pairs)
+    assert result.words["word"].tolist() == ["a", "cat", "cat", "a", "a", "dog", "dog", "a"]
+    with pytest.raises(KeyError, match="region"):
+        result.by_region()
+    with pytest.raises(ValueError, match="words"):
+        evaluate_minimal_pairs(lambda texts: [1.0] * len(texts), None, pairs).words  # noqa: B018

@@ -424,6 +424,8 @@ def test_minimal_pairs_hold_originals_and_different_perturbations():
     bite = "(S (NP (DT A) (NN dog)) (VP (VBD bit) (NP (PRP him))) (. .))"
     [swap] = minimal_pairs(semantic_role_swap([sentence(bite)], source="constituents"))
     assert (swap["sentence_good"], swap["sentence_bad"]) == ("A dog bit him.", "He bit a dog.")
+    assert (swap["reversible"], swap["mood"], swap["negated"]) == ("one", "declarative", False)
+    assert [span["original"] for span in swap["spans"]] == ["A dog", "him"]
 
 
 def test_each_side_of_a_pair_has_its_own_size_and_category_as_a_minimal_pair():
@@ -431,7 +433,9 @@ def test_each_side_of_a_pair_has_its_own_size_and_category_as_a_minimal_pair():
     rows = constituency_shuffling([pair(premise=SHORT, hypothesis=hypothesis)], range(2, 6), side="both")
     assert rows["size"][:] == [5]
     assert [span["size"] for span in rows[0]["spans"]] == [2, 5]
-    assert minimal_pairs(rows)["size"][:] == [2, 5]
+    separate = minimal_pairs(rows)
+    assert separate["size"][:] == [2, 5]
+    assert [[span["side"] for span in spans] for spans in separate["spans"]] == [["premise"], ["hypothesis"]]
     whole = minimal_pairs(random_shuffling([pair(premise=SHORT, hypothesis=hypothesis)], side="both"))
     assert (whole["size"][:], whole["category"][:]) == ([3, 6], ["sentence", "sentence"])
 

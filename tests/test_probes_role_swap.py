@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from pelocality.corpora import (
     Argument,
+    Constituents,
     Dependencies,
     Frame,
     Pair,
@@ -18,7 +19,9 @@ from pelocality.corpora import (
     read_snli,
 )
 from pelocality.probes import probe_info, semantic_role_swap
+from pelocality.probes.role_swap.clauses import Candidate
 from pelocality.probes.role_swap.exchange import agrees, inflect, number_of
+from pelocality.probes.role_swap.persons import reversible
 from tests.data import corpora
 from tests.test_probes import sentence
 
@@ -452,3 +455,39 @@ def test_a_present_verb_is_inflected_for_its_new_subject_and_a_past_is_not():
     ]
     assert swapped(S.format("(PRP He)", "saw", "(PRP me)")) == ["I saw him."]
     assert reasons(S.format("(PRP I)", "hurt", "(DT the) (NN judge)")) == {"the tense of the verb is unknown"}
+
+
+TWO = Candidate(("ARG0", "ARG1"), ((0, 1), (2, 3)), 1)
+# noun phrases with their tags, by what a swap with "he" is
+PERSONS = {
+    "both": ["I/PRP", "them/PRP", "somebody/NN", "the/DT old/JJ nuns/NNS", "Ada/NNP", "Ada/NNP Lovelace/NNP",
+             "Mr./NNP Zzyzx/NNP", "a/DT group/NN of/IN nuns/NNS", "two/CD Americans/NNPS", "the/DT people/NNS",
+             "a/DT cook/NN ,/, a/DT nun/NN and/CC her/PRP$ niece/NN", "my/PRP$ friend/NN and/CC guide/NN"],
+    "one": ["something/NN", "it/PRP", "a/DT hat/NN", "the/DT nun/NN 's/POS hat/NN", "a/DT group/NN of/IN hats/NNS",
+            "a/DT nun/NN and/CC her/PRP$ hat/NN", "an/DT officer/NN 's/POS office/NN"],
+    "unknown": ["Zzyzx/NNP", "the/DT US/NNP", "US/NNP", "the/DT nun/NN 's/POS House/NNP", "those/DT", "this/DT one/NN",
+                "a/DT nun/NN and/CC Zzyzx/NNP", "a/DT nun/NN and/CC", "him/PRP and/CC me/PRP", "of/IN"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", PERSONS)
+def test_a_swap_is_reversible_if_both_arguments_are_persons(answer):
+    for phrase in PERSONS[answer]:
+        words, tags = zip(*(each.rsplit("/", 1) for each in f"he/PRP saw/VBD {phrase}".split()), strict=True)
+        tree = Constituents((), "made up", tags)
+        item = Sentence(words, language="en", constituents=tree)
+        assert reversible(item, Candidate(("ARG0", "ARG1"), ((0, 1), (2, len(words))), 1)) == answer, phrase
+    without_tags = [Sentence(("he", "saw", word), language="en") for word in ("her", "nuns")]
+    assert [reversible(each, TWO) for each in without_tags] == ["both", "unknown"]
+
+
+def test_elsewhere_features_tell_persons():
+    def czech(*features):
+        layer = Dependencies((2, 0, 2), ("nsubj", "root", "obj"), "toy", None, (features[0], {}, features[1]))
+        return Sentence(("a", "b", "c"), language="cs", dependencies=layer)
+
+    pronoun, person, thing = {"PronType": "Prs"}, {"Animacy": "Hum"}, {"Animacy": "Inan"}
+    for two, answer in (((pronoun, person), "both"), ((thing, pronoun), "one"), ((thing, thing), "none"),
+                        ((pronoun, {}), "unknown"), ((person, {"Animacy": "Anim"}), "unknown")):  # fmt: skip
+        assert reversible(czech(*two), TWO) == answer
+    assert reversible(Sentence(("he", "saw", "her")), TWO) == "unknown"

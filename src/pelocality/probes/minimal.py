@@ -12,6 +12,7 @@ from pelocality.probes._build import write_dataset
 from pelocality.probes.info import ProbeInfo, probe_info, record_info
 
 _COPIED = ("side", "category", "size", "seed", "uid", "provenance")
+_IF_PRESENT = ("spans", "negated", "mood", "reversible")
 
 
 def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets.Dataset:
@@ -28,7 +29,8 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     Returns:
         A dataset with ``sentence_good``, ``sentence_bad``, ``UID`` (the builder's name: BLiMP's name of a
         paradigm), ``pairID`` (the number of the row), and ``side``, ``category``, ``size``, ``seed``, ``uid`` and
-        ``provenance`` of the probe. The two sentences always differ. Its files are temporary.
+        ``provenance`` of the probe, its ``spans`` (those of this sentence), and of a role swap ``negated``, ``mood``
+        and ``reversible``. The two sentences always differ. Its files are temporary.
 
     Raises:
         TypeError: A probe that is not a ``datasets.Dataset``.
@@ -44,8 +46,9 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     check_dataset("probe", probe)
     rows = tqdm(probe.with_format(None), "minimal_pairs", delay=3, disable=not progress)
     texts = dict.fromkeys(("sentence_good", "sentence_bad", "UID", "pairID"), datasets.Value("string"))
-    columns = datasets.Features({**texts, **{name: probe.features[name] for name in _COPIED}})
-    pairs = write_dataset(_pairs_of(rows), columns, probe.split)
+    copied = [*_COPIED, *(name for name in _IF_PRESENT if name in probe.features)]
+    columns = datasets.Features({**texts, **{name: probe.features[name] for name in copied}})
+    pairs = write_dataset(_pairs_of(rows, copied), columns, probe.split)
     try:
         of = probe_info(probe)
         settings = {"of": of.builder, **of.settings}
@@ -55,15 +58,15 @@ def minimal_pairs(probe: datasets.Dataset, *, progress: bool = True) -> datasets
     return pairs
 
 
-def _pairs_of(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the minimal pairs of the rows of a probe."""
+def _pairs_of(rows: Iterable[dict[str, Any]], copied: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the minimal pairs of the rows of a probe, with some of its columns."""
     numbers = itertools.count()
     for row in rows:
         both = row["side"] == "both"
         for side in ("premise", "hypothesis") if both else (row["side"],):
-            about = {name: row[name] for name in _COPIED} | {"side": side}
-            if both:  # size and category of the row are those of both sides together
-                here = [span for span in row["spans"] if span["side"] == side]
+            about = {name: row[name] for name in copied} | {"side": side}
+            if both:  # size, category and spans of the row are those of both sides together
+                about["spans"] = here = [span for span in row["spans"] if span["side"] == side]
                 about["size"] = max(span["size"] for span in here)
                 about["category"] = " ".join(dict.fromkeys(span["category"] for span in here))
             yield {

@@ -18,13 +18,14 @@ from pelocality.probes.role_swap.clauses import Candidate, Source, find_candidat
 from pelocality.probes.role_swap.english import SYMMETRIC_VERBS
 from pelocality.probes.role_swap.exchange import Agreement, Replacement, Swap, exchange
 from pelocality.probes.role_swap.mood import is_negative, mood_of
+from pelocality.probes.role_swap.persons import reversible
 
 logger = logging.getLogger(__name__)
 LabelPolicy = str | Callable[[str], str | None]
 _LABELS = ("contradiction", "neutral", "not entailment")
 _POLICIES = f"{', '.join(map(repr, _LABELS))} or a function from the old label to the new"
 LANGUAGES = ("en",)  # roles told by word order, and swaps read one by one: docs/probes.md has the error rates
-_ABOUT = {"negated": datasets.Value("bool"), "mood": datasets.Value("string")}
+_ABOUT = {name: datasets.Value("string") for name in ("mood", "reversible")} | {"negated": datasets.Value("bool")}
 _FEATURES = datasets.Features(features_of(sentences=False) | _ABOUT)
 
 
@@ -246,6 +247,7 @@ class RoleSwap:
             how = _name_of_function(self.source) if callable(self.source) else f"rule over {self.source}"
             row["provenance"] += f"; roles: {how}"
         about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
+        about |= {"reversible": reversible(sentence, candidate)}
         size = sum(span["size"] for span in spans if span["category"] != "agreement")
         return {**row, **about, "size": size, "category": candidate.voice, "seed": self.seed}
 

@@ -9,7 +9,7 @@ from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes._build import Skipped
 from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.clauses import Candidate, Span
-from pelocality.probes.role_swap.english import Number
+from pelocality.probes.role_swap.english import WORDS, Number
 from pelocality.probes.role_swap.features import keeps_capital, reason_by_features
 from pelocality.probes.role_swap.pattern import Clause, head_of, reason_against
 
@@ -104,7 +104,7 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         return text
     lower = {"I": "ı", "İ": "i"} if sentence.language in ("tr", "az") else {}
     without = lower.get(text[0], text[0].lower()) + text[1:]
-    listed = sentence.language == "en" and word.lower() in english.DETERMINERS | english.PRONOUNS.keys()
+    listed = sentence.language == "en" and word.lower() in WORDS["determiners"] | english.PRONOUNS.keys()
     if tags is None and not listed:
         named = keeps_capital(sentence, start)
         return text if named or not begins else _CAPITAL if named is None else without
@@ -120,7 +120,7 @@ def _uncapitalised(sentence: Sentence, start: int, end: int, tags: Sequence[str]
         # Taggers mistake the capital of "Kids play" for a name's, but a bare singular is one: "Diana plays".
         name = gold or others[:1] == ["NNP"] or (alone and tag == "NNP" and not word.endswith("s"))
         return text if name and not (alone and english.ABSTRACT.fullmatch(word.lower())) else _CAPITAL
-    plural = word.endswith("s") or word.lower() in english.PLURALS
+    plural = word.endswith("s") or word.lower() in WORDS["plurals"]
     common = tag in ("NN", "JJ", "CD", "RB") or (tag == "NNS" and (gold or plural))  # "Carolyn", tagged as a plural
     named = tag == "NN" and not gold and (alone or others[0] == "POS")  # "Stone saw him"
     doubt = not common or named or "-" in word or english.NATION.fullmatch(word.lower())
@@ -133,7 +133,7 @@ def _reinflected_verb(clause: Clause, agreement: Agreement) -> list[Replacement]
     word, tag, spans = sentence.words[finite], clause.tags[finite], (clause.first, clause.last)
     old, new = (number_of(sentence.words[slice(*span)], clause.tags[slice(*span)]) for span in spans)
     past = word.lower().endswith("ed") or word.lower() in english.IRREGULAR or word.lower() in _BE
-    if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in english.SYNCRETIC):
+    if tag == "VBD" and new == "3sg" != old and not past and (sentence.automatic or word.lower() in WORDS["syncretic"]):
         return Skipped("the tense of the verb is unknown")  # "I put the hat on"; "two men carve a ham", tagged as past
     if old is not None and not agrees(word, tag, old, old):
         return Skipped("the verb does not agree with its present subject")
@@ -187,9 +187,9 @@ def number_of(words: Sequence[str], tags: Sequence[str]) -> Number | None:
         return english.PRONOUNS[noun]
     if "and" in after or "," in after:  # "a man and a dog", but "my friend and guide"
         return "plural" if "or" not in lower and {"DT", "PRP$", "NNP", "NNS"} & {*tags[head + 2 :]} else None
-    plural = tags[head] in ("NNS", "NNPS") or noun in english.PLURALS
+    plural = tags[head] in ("NNS", "NNPS") or noun in WORDS["plurals"]
     counted = not plural and any(word[0].isdigit() and word != "1" for word in lower[:head])  # "4 Golden Killifish"
-    vague = noun in english.VAGUE_NUMBER or noun.endswith("ics") or "or" in after or counted
+    vague = noun in WORDS["vague number"] or noun.endswith("ics") or "or" in after or counted
     of_many = after == ["of"] and not plural and any(tag in ("NNS", "NNPS") for tag in tags[head:])  # "a group of dogs"
     if vague or of_many or (not plural and noun.endswith("s") and not noun.endswith(("ss", "us"))):  # "James"
         return None

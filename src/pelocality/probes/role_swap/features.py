@@ -33,12 +33,12 @@ def reason_by_features(sentence: Sentence, candidate: Candidate, agreement: str)
     verbs = [verb, *(k for k in layer.children[verb] if layer.relations[k].split(":")[0] in ("aux", "conj"))]
     finite = [i for i in verbs if features[i].get("VerbForm") in (None, "Fin") or candidate.voice == "passive"]
     marked = {name for i in finite for name in features[i]}
-    old, new = (_agreement_features(layer, features, span) for span in spans)
+    old, new = (agreement_features(layer, features, span) for span in spans)
     differs = any(name in marked and old.get(name, default) != new.get(name, default) for name, default in _AGREEMENT)
     return "the verb would not agree with its new subject" if differs and agreement != "ignore" else None
 
 
-def _agreement_features(layer: Dependencies, features: tuple[Mapping[str, str], ...], span: Span) -> Mapping[str, str]:
+def agreement_features(layer: Dependencies, features: tuple[Mapping[str, str], ...], span: Span) -> Mapping[str, str]:
     """Return the features of the head of an argument, plural if another word is coordinated with it."""
     head = next((i for i in range(*span) if not span[0] < layer.heads[i] <= span[1]), span[1] - 1)
     joined = any(layer.heads[i] == head + 1 and layer.relations[i].startswith("conj") for i in range(*span))

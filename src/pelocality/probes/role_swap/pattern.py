@@ -13,6 +13,7 @@ from functools import cached_property
 from pelocality.corpora import Sentence, is_punctuation
 from pelocality.probes.role_swap import english
 from pelocality.probes.role_swap.clauses import NOT_IN_CLAUSE, Candidate, Span
+from pelocality.probes.role_swap.english import WORDS
 
 _NOT_PLAIN = "an argument is not a plain noun phrase"
 _AFTER = "words after the last argument may belong to it"
@@ -21,13 +22,8 @@ _FINITE = frozenset({"MD", "VBD", "VBP", "VBZ"})
 _AFTER_HELPER = {None: _FINITE - {"MD"}, "have": {"VBN", "VBD"}, "be": {"VBG"}, "get": {"VBG"}}
 _NOUNS = frozenset({"DT", "PRP$", "PDT", "CD", "NN", "NNS", "NNP", "NNPS", "JJ", "JJR", "VBG", "POS"})
 _NOMINATIVE = english.ACCUSATIVE.keys() | {"you"}
-_LINKS = english.words("because if unless although though since while when whenever until till before after once")
-_SAYING = english.words("say think know believe hope guess suppose wish tell suggest imagine")
-_INTRODUCING = _LINKS | english.words("that sure glad as whether so how why where")
 _SUBJECTLESS = frozenset({"TO", "VB", "VBG", "VBN"})  # verb forms that take the subject of another clause
 _INNER_MARKS = frozenset({",", "-", "--", "–", "—"})
-_EXCEPTIONS = frozenset({"of", "than", "like", "as", "by", "except", "including"})
-_PREPOSITIONS = frozenset({"after", "before", "since", "until", "till", "as"})  # "after a pause asked him"
 
 # The tag after a conjunction, adverbs and phrases such as "at least": the first conjunction, or the next of one clause.
 _JOINED = re.compile(
@@ -94,7 +90,7 @@ class Clause:
     def start(self) -> int:
         """Where the clause begins: before its first argument, the auxiliary of a question, and adverbs."""
         k = min(self.first[0], self.finite)
-        while k and self.tags[k - 1] == "RB" and self.lower[k - 1] not in english.BEFORE:
+        while k and self.tags[k - 1] == "RB" and self.lower[k - 1] not in WORDS["before"]:
             k -= 1
         return k
 
@@ -131,15 +127,15 @@ def _check_verb(clause: Clause, lemma: str, symmetric: frozenset[str]) -> str | 
     lower, tags, first, last = clause.lower, clause.tags, clause.first, clause.last
     word, phrase, active = lower[clause.verb], lower[slice(*last)], not clause.passive
     verbs, head = {english.base(word), english.base(lemma)}, phrase[head_of(phrase, tags[slice(*last)])]
-    indefinite = phrase[0] not in english.DEFINITE and tags[last[0]] not in ("PRP", "PRP$", "NNP")
-    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in english.INDEFINITE
+    indefinite = phrase[0] not in WORDS["definite"] and tags[last[0]] not in ("PRP", "PRP$", "NNP")
+    bare = len(phrase) == 1 and tags[last[0]] in ("NN", "NNS") and head not in WORDS["indefinite"]
     predicate = bare or (phrase[0] in ("a", "an") and "of" not in phrase)
-    light = english.LIGHTER if bare else english.LIGHT if indefinite else frozenset()
-    light = english.LIGHTEST if bare and tags[last[0]] == "NN" else light
+    light = WORDS["lighter"] if bare else WORDS["light"] if indefinite else frozenset()
+    light = WORDS["lightest"] if bare and tags[last[0]] == "NN" else light
     for reason, listed in {
-        "the verb is a copula": english.COPULAS | (english.PREDICATIVE if active and predicate else frozenset()),
+        "the verb is a copula": WORDS["copulas"] | (WORDS["predicative"] if active and predicate else frozenset()),
         "the verb may be symmetric": symmetric,
-        "the verb takes a measure, a place or quoted words": english.MEASURING,
+        "the verb takes a measure, a place or quoted words": WORDS["measuring"],
         "a light verb with a noun": {"do"} | (light if active else frozenset()),  # "took place", "gave a speech"
     }.items():
         if verbs & english.stems(frozenset(listed)):
@@ -156,7 +152,7 @@ def _check_group(clause: Clause) -> str | None:
     lower, tags, finite, passive = clause.lower, clause.tags, clause.finite, clause.passive
     if not passive and clause.last[0] != clause.verb + 1:
         return NOT_IN_CLAUSE.reason
-    barred = english.AFTER if clause.gold else english.BESIDE
+    barred = WORDS["after"] if clause.gold else english.BESIDE
     group = [finite] * (finite < clause.first[0])
     group += [i for i in range(clause.first[1], clause.verb) if tags[i] != "RB" or lower[i] in barred]
     auxiliary = all(lower[i] in english.AUXILIARIES or english.base(lower[i]) == "get" for i in group)
@@ -175,20 +171,20 @@ def _check_phrase(clause: Clause, here: Span, other: Span) -> str | None:
         words, within = words[:end], within[:end]  # "a cat that died": a treebank says where a relative clause ends
     repeated = any(itertools.starmap(str.__eq__, itertools.pairwise(words)))  # a false start: "the the hat"
     dotted = "." in words[-1] and any(lower[end : end + 1] in ([], ["."]) for _, end in (here, other))  # "the U.K"
-    adverb = words[-1] in english.AFTER or (within[-1] != "NNP" and english.DIRECTION.fullmatch(words[-1]))
+    adverb = words[-1] in WORDS["after"] or (within[-1] != "NNP" and english.DIRECTION.fullmatch(words[-1]))
     plain = is_plain(words, within, before_verb=not is_last) and not adverb
     # A parser may miss where a list or an apposition ends.
     if not plain or repeated or dotted or words[0] == "it" or ("," in words and not clause.gold):
         return _NOT_PLAIN
-    free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and english.ANY.isdisjoint(lower)
-    if not (english.BOUND | english.ANY).isdisjoint(words) or (not free and not english.NEGATIVE.isdisjoint(words)):
+    free = (not is_last or {*lower[slice(*other)]} <= english.PERSONAL) and WORDS["any"].isdisjoint(lower)
+    if not (WORDS["bound"] | WORDS["any"]).isdisjoint(words) or (not free and not WORDS["negative"].isdisjoint(words)):
         return "an argument has a quantifier or comparison that depends on other words"
     head = head_of(words, within)
     # "changed my hat last term"
     if {"last", "next"} & {*words} or words[head][0].isdigit() or english.MEASURE.fullmatch(words[head]):
         return "an argument is a measure"
-    bare = within[head] == "NN" and {*within} <= {"NN", "JJ"} and words[0] not in english.INDEFINITE
-    if is_last and clause.passive and (bare or words[head].removesuffix("s") in english.MEANS):
+    bare = within[head] == "NN" and {*within} <= {"NN", "JJ"} and words[0] not in WORDS["indefinite"]
+    if is_last and clause.passive and (bare or words[head].removesuffix("s") in WORDS["means"]):
         return "the phrase with by may tell a means"  # "moved by force", "found by the same method"
     return _NOT_PLAIN if is_last and not clause.gold and _may_be_more(clause, words, within) else None
 
@@ -197,13 +193,13 @@ def _may_be_more(clause: Clause, words: Sequence[str], tags: Sequence[str]) -> b
     """Return whether the words of an object may be more than one phrase, which a parser often takes for one."""
     verb, after = clause.lower[clause.verb], {*clause.tags[clause.last[1] : clause.last[1] + 1]}
     two = any(one in ("NN", "NNS", "NNP") and other in ("NN", "NNS") for one, other in itertools.pairwise(tags))
-    open_left = tags[0][:2] in ("NN", "JJ", "VB", "RB") and tags[0] != "NNP" and words[0] not in english.INDEFINITE
+    open_left = tags[0][:2] in ("NN", "JJ", "VB", "RB") and tags[0] != "NNP" and words[0] not in WORDS["indefinite"]
     # "travel light", "you silly young owl"; "have baked potatoes"
     bare = open_left and (tags[head_of(words, tags)] == "NN" or english.base(clause.lower[clause.verb - 1]) == "have")
     # "called her Estella", "turned her back"
     her = words[0] == "her" and ("NNP" in tags if len(words) > 1 else not after.isdisjoint({"RB", "RP"}))
     # "call that freedom", "the boy singing"
-    small = english.base(verb) in english.stems(english.SMALL_CLAUSES)
+    small = english.base(verb) in english.stems(WORDS["small clauses"])
     predicate = (small and (two or words[0] == "that")) or (two and words[-1].endswith("ing"))
     return bare or her or predicate or "of" in words  # "accused the nun of theft"
 
@@ -214,10 +210,11 @@ def _check_before(clause: Clause) -> str | None:
     if k == 0:
         return None
     pronoun, before, has_clause = subject in _NOMINATIVE, lower[k - 1], not _FINITE.isdisjoint(tags[:k])
-    if before in english.BEFORE or lower[k - 2 : k] == lower[k : k + 2]:  # "either the nun or Ada", "we saw we saw Ada"
+    # "either the nun or Ada", "we saw we saw Ada"
+    if before in WORDS["before"] or lower[k - 2 : k] == lower[k : k + 2]:
         fits = False
-    elif before in _INTRODUCING or _is_saying(before):
-        fits = clause.gold or subject in english.PRONOUNS or before not in _PREPOSITIONS
+    elif before in WORDS["introducing"] or _is_saying(before):
+        fits = clause.gold or subject in english.PRONOUNS or before not in WORDS["prepositions"]
     elif tags[k - 1] == "CC":
         fits = k == 1 or (has_clause and (pronoun or clause.gold or is_punctuation(lower[k - 2])))
     else:
@@ -239,31 +236,32 @@ def _check_after(clause: Clause) -> str | None:
     lower, tags, (begin, k), n = clause.lower, clause.tags, clause.last, len(clause.lower)
     pronoun = k - begin == 1 and lower[begin] in english.PERSONAL
     name = all(tag.startswith("NNP") for tag in tags[begin:k])
-    while k < n and (tags[k] in ("RB", "RP") or lower[k] in english.TIMES) and lower[k] not in english.AFTER:
+    while k < n and (tags[k] in ("RB", "RP") or lower[k] in WORDS["times"]) and lower[k] not in WORDS["after"]:
         k += 1
     after = tags[k + 1] if k + 1 < n else ""
     if k == n or not lower[k].strip(".!?;:…)”’'") or _links(lower, tags, k):
         return None
     if tags[k] == "CC" or is_punctuation(lower[k]):
         before = clause.start - 1
-        subordinate = before >= 0 and (lower[before] in _LINKS or tags[before] == "WRB")  # "if you saw Ada, ..."
+        # "if you saw Ada, ..."
+        subordinate = before >= 0 and (lower[before] in WORDS["links"] or tags[before] == "WRB")
         ends = lower[k] == "," and subordinate and after not in ("CC", "WDT", "WP", "TO", "VBG", "VBN")
         return None if ends else _check_joined(lower, tags, k, pronoun or clause.gold)
     named = ("over", "about", *(("for", "with") if clause.gold else ())) if name else ()
     goal = lower[k] in ("to", "into", "onto", *named) and (clause.gold or pronoun or name)
-    goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in _EXCEPTIONS)
+    goal = goal or (pronoun and tags[k] == "IN" and lower[k] not in WORDS["exceptions"])
     goal = goal and after in _NOUNS | {"PRP"}
     moved = (pronoun or name) and lower[k] == "to" and after == "VB" and not clause.passive
     return None if goal or moved else _AFTER
 
 
 def _is_saying(word: str) -> bool:
-    return english.base(word) in english.stems(_SAYING)
+    return english.base(word) in english.stems(WORDS["saying"])
 
 
 def _links(lower: Sequence[str], tags: Sequence[str], k: int) -> bool:
     """Return whether a word begins a subordinate clause, with a subject of its own."""
-    return lower[k] in _LINKS and _SUBJECTLESS.isdisjoint(tags[k + 1 : k + 2])
+    return lower[k] in WORDS["links"] and _SUBJECTLESS.isdisjoint(tags[k + 1 : k + 2])
 
 
 def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool) -> str | None:
@@ -279,8 +277,8 @@ def _check_joined(lower: Sequence[str], tags: Sequence[str], k: int, sure: bool)
     end = next((i for i in range(k, len(lower)) if tags[i] not in _NOUNS), k)
     # "and our children love it"
     own = (joined or sure or mark not in _INNER_MARKS) and end > k and tags[end] in _FINITE
-    addition = sure and not joined and mark in _INNER_MARKS and tags[k] in ("IN", "UH") and lower[k] not in _EXCEPTIONS
-    return None if own or addition else _AFTER
+    addition = sure and not joined and mark in _INNER_MARKS and tags[k] in ("IN", "UH")
+    return None if own or (addition and lower[k] not in WORDS["exceptions"]) else _AFTER
 
 
 def _check_reference(clause: Clause) -> str | None:
@@ -288,10 +286,10 @@ def _check_reference(clause: Clause) -> str | None:
     lower, tags, (_, last) = clause.lower, clause.tags, clause.last
     end = next((k for k in range(last, len(lower)) if tags[k] in ("CC", "WRB") or is_punctuation(lower[k])), None)
     phrases, after = [lower[slice(*span)] for span in (clause.first, clause.last)], {*lower[last:end]}
-    spoken = [{*phrase} <= english.PERSONAL - english.THIRD_PERSON for phrase in phrases]
-    third = [len(phrase) > 1 and not english.THIRD_PERSON.isdisjoint(phrase) for phrase in phrases]
+    spoken = [{*phrase} <= english.PERSONAL - WORDS["third person"] for phrase in phrases]
+    third = [len(phrase) > 1 and not WORDS["third person"].isdisjoint(phrase) for phrase in phrases]
     same = any({*phrases[0], *phrases[1]} & person and person & after for person in english.SAME_PERSON)
-    later = not all(spoken) and not english.THIRD_PERSON.isdisjoint(after)
+    later = not all(spoken) and not WORDS["third person"].isdisjoint(after)
     if same or later or (third[0] and not spoken[1]) or (third[1] and not spoken[0]):
         return "a pronoun may refer to an argument"
     rest = " ".join(tags[last:])
