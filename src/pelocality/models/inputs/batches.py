@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from pelocality._checks import check_several, count, flag
+from pelocality.models._calls import argument_names
 from pelocality.models._inference import depend_on_length
 from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
 from pelocality.models.inputs.words import special_ids
@@ -59,7 +61,8 @@ class TextBatches:
     def __iter__(self) -> Iterator[tuple[Any, Tensor | None]]:
         """Yield the inputs of each call and which of their tokens to include, (batch, n).
 
-        A model without token ids has None in the place of the tokens, and its batches are compared as a whole.
+        A model without token ids has None in the place of the tokens. Its batches, and those with images beside texts,
+        are compared as a whole.
         """
         longest = 0
         for batch in tqdm(self.batches, desc="text", unit="batch", delay=3, disable=not self.progress):
@@ -70,20 +73,25 @@ class TextBatches:
             inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
             if included.numel() == 0:
                 continue
+            with_images = self.model.holds_images(inputs)
             if included.shape[1] > longest:
                 longest = included.shape[1]
                 self.model.check_length(longest)
             self.checksums.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
-            here = {name: each.cpu() for name, each in inputs.items()}
-            new = [
-                n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
-                for row, n in enumerate(here.pop("attention_mask").sum(1).tolist())
-            ]
+            if with_images:  # it is not known which of the numbers are of which text
+                new = [self._is_new([included, inputs], len(included))] * len(included)
+            else:
+                here = {name: each.cpu() for name, each in inputs.items()}
+                new = [
+                    n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
+                    for row, n in enumerate(here.pop("attention_mask").sum(1).tolist())
+                ]
+                inputs, included = {name: each[new] for name, each in inputs.items()}, included[new]
             if not any(new):
                 continue
-            inputs, included = {name: each[new] for name, each in inputs.items()}, included[new]
             included = included & (included.cumsum(1) > self.without_first)
-            yield from _of_one_length(inputs, included) if self.by_length else [(inputs, included)]
+            together = with_images or not self.by_length
+            yield from [(inputs, included)] if together else _of_one_length(inputs, included)
 
     def _is_new(self, inputs: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
@@ -141,22 +149,32 @@ def _read_batch(
             raise ValueError("special tokens cannot be identified; pass tokenizer=, or special_tokens=True")
         special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
     inputs |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
-    for name, value in batch.items():
-        if name not in inputs and name not in _READ_HERE and value is not None and model.reads(name):
-            inputs[name] = _as_ids(name, value, model, torch.as_tensor(batch["input_ids"]).shape).to(ids.device)
+    others = {name: each for name, each in batch.items() if name not in (*inputs, *_READ_HERE) and each is not None}
+    others = tree_map(lambda each: torch.as_tensor(each) if isinstance(each, np.ndarray) else each, others)
+    with_images, beside = model.holds_images(others), {}
+    for name in {*argument_names(model.whole if with_images else model.module)}.intersection(others):
+        if (of_tokens := _as_ids(others[name], model, torch.as_tensor(batch["input_ids"]).shape)) is not None:
+            inputs[name] = of_tokens.to(ids.device)
+        elif with_images:
+            beside[name] = model.moved(others[name])
+        else:
+            raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
     rows = torch.arange(len(ids), device=ids.device)[:, None]
-    return {name: each[rows, order] for name, each in inputs.items()}, (real & ~special.bool()).gather(1, order).cpu()
+    in_order = {name: each[rows, order] for name, each in inputs.items()}
+    return in_order | beside, (real & ~special.bool()).gather(1, order).cpu()
 
 
-def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> Tensor:
+def _as_ids(values: Any, model: SequenceModel, shape: torch.Size) -> Tensor | None:
     """Return another entry that the model reads, such as the languages of XLM, (batch, n, ...).
 
-    Raises:
-        ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
+    None if it is not an integer per token, so that it cannot be moved with the tokens.
     """
-    tensor = torch.as_tensor(values)
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError):  # a list of images
+        return None
     if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
-        raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
+        return None
     return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])
 
 

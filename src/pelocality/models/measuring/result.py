@@ -68,6 +68,8 @@ class Averages(DisplayMixin):
         notes += self.source.cautions
         if self.positions is not None:
             notes.append(f"distance is by positions of {self.positions.dimensions} coordinates, not by order")
+        if self.source.layouts > 1:
+            notes.append(f"texts of {self.source.layouts} layouts, each measured on its own: there is no mean matrix")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if "learned_sink" in self.per_sample:
@@ -159,7 +161,8 @@ class Averages(DisplayMixin):
         shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
         if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
             shares.append("cut_share")
-        return [*(causal_metrics(self.positions) if self.source.causal else PUBLISHED), *shares]
+        names = causal_metrics(self.positions) if self.source.causal else PUBLISHED
+        return [*(name for name in names if not self.per_sample or name in self.per_sample), *shares]
 
     @property
     def _has_matrices(self) -> bool:

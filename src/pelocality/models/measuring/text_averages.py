@@ -172,13 +172,10 @@ def text_average(
             if sums is None:
                 attending = attention_layers(model, inputs, layers=layers)
                 requested = attending.requested
-                grid = model.grid_of(inputs)
                 sums = TextSums(model, attending, requested, length, without_first)
                 if not matrices:
                     sums = RowSums(model, attending, requested)
                     sums.check_line(length)
-            if (other := model.grid_of(inputs)) != grid:
-                raise ValueError(f"texts must hold images of one grid of patches, got {grid} and then {other}")
             if number % processes == rank:
                 sums.add(number, inputs, None if included is None else included[:, :length])
         must_agree += batches.checksums
@@ -188,27 +185,24 @@ def text_average(
     per_sample = sums.per_sample()
     if not per_sample:
         raise ValueError(f"no text has {FEWEST} tokens to measure with {length=} and {without_first=}")
-    if not matrices:
-        starts, stops = zip(*sums.spans, strict=True)
-        left_out = min(starts) if max(stops) == length else 0
-        numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
-        return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
-    share = sums.share()
     spans = torch.tensor(sums.spans, device="cpu")[:, :, None]  # (text, begin and end, 1)
-    position = torch.arange(int(spans.max()), device="cpu")
+    first, last = int(spans[:, 0].min()), int(spans.max()) - 1
+    # all tokens of images, sound and series count, but not those that are known to be of the model's own
+    special_tokens = special_tokens or (model.content is not None and not attending.added)
+    cut = 0 if model.content is not None or last + 1 < length else first
+    layouts = 1 if sums.has_one_layout else len(sums.layouts)
+    numbers = {"texts": len(spans), "repeated": batches.repeated, "left_out": cut, "layouts": layouts}
+    if not matrices or layouts > 1:
+        return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
+    share, part, position = sums.share(), slice(first, last + 1), torch.arange(last + 1, device="cpu")
     counts = ((spans[:, 0] <= position) & (position < spans[:, 1])).sum(0)
-    first, last = counts.nonzero().flatten()[[0, -1]].tolist()
-    part = slice(first, last + 1)
     if not bool(counts[part].all()):
         raise ValueError(f"texts have tokens to measure from position {first} to {last}, but not at each between")
     total = (sums.sums["total"] + sums.sums["uniform"])[..., part, part]
     mean = (total / counts[part, None].to(total.device)).cpu()
     visible = (sums.sums["counts"][:, 0, part, part] > 0).cpu()
-    # all tokens of images, sound and series count, but not those that are known to be of the model's own
-    special_tokens = special_tokens or (model.content is not None and not attending.added)
-    cut = 0 if model.content is not None or last + 1 < length else first
-    numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": cut}
     source = provenance(model, attending, causal=sums.causal, special_tokens=special_tokens, **numbers)
-    seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first, grid)
+    places = model.positions_of(last + 1 - first) if model.positions_are_given else sums.layout
+    seen = None if bool(visible.all()) else visible
     base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
     return TextAverage(*base, share=share, counts=counts[part])
