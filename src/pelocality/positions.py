@@ -71,9 +71,10 @@ class Positions(Configurable):
     Raises:
         TypeError: Coordinates that are not real numbers.
         ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, a
-            ring that is not above 0, or a norm below 1. Also coordinates (n,) that count up from their first value several times, such
-            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1). Also
-            coordinates whose dtype loses the differences, such as seconds since 1970 in float32.
+            ring that is not above 0, or a norm below 1. Also coordinates (n,) that count up from their first value
+            several times, such as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or
+            coordinates (n, 1). Also coordinates whose dtype loses the differences, such as seconds since 1970 in
+            float32.
 
     Note:
         Keys at the same place, such as the tokens of one sentence, count as one opposite key, with the mean of their
@@ -223,7 +224,9 @@ class Positions(Configurable):
         if self._distances is not None:
             return as_tensor(self._distances[rows]).to(device)
         x, y = self._points(rows, device)
-        norm = self.norm if self.dimensions > 1 else 1.0  # The sum of one difference is exact, and its root need not be.
+        norm = (
+            self.norm if self.dimensions > 1 else 1.0
+        )  # The sum of one difference is exact, and its root need not be.
         distance = torch.cdist(x, y, norm, compute_mode="donot_use_mm_for_euclid_dist")
         return self._in_sequences(distance, torch.inf, rows)
 

@@ -38,7 +38,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and back on leaving."""
     modules = list(model.modules())
     training = [(module, module.training) for module in modules]
-    changing = [each for each in modules if _NOTED.search(" ".join(vars(each))) or any(map(by_length, rope_types(each)))]
+    changing = [
+        each for each in modules if _NOTED.search(" ".join(vars(each))) or any(map(by_length, rope_types(each)))
+    ]
     restore_rotations = _rotations_restorer(changing)
     try:
         if any(flag for _, flag in training):

@@ -51,8 +51,8 @@ class SequenceModel:
 
     Args:
         model: A transformers model, with or without a head, a wrapper around one (DataParallel, torch.compile, peft,
-            SentenceTransformer), or any module. Of an encoder-decoder model the encoder is measured, of a model of images
-            and text the language model; texts with images are read by the whole model.
+            SentenceTransformer), or any module. Of an encoder-decoder model the encoder is measured, of a model of
+            images and text the language model, in which the whole model puts the images of a text.
         inputs: For a model that reads something else than token ids: a function from the number of a sample and a
             number of positions to the inputs of one call (a tensor, a tuple or a dict), which hold the same content at
             every position. Ready functions: ``identical_patches``, ``steady_sound``, ``steady_spectrum`` and
@@ -111,6 +111,8 @@ class SequenceModel:
         self._on_grid = positions is None and isinstance(content, Patches)
         placed = getattr(content, "positions", None) if positions is None else positions
         self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
+        self.positions_are_given = placed is not None and not self._on_grid
+        """Whether its tokens lie where its user, or its content, says, whatever a batch holds."""
         self._made: dict[tuple[Any, ...], Positions] = {}  # by number and grid, as pairs take a while to find
         self.axes: list[Any] | None = None
         """What each of its attentions is of, once that is proved."""
@@ -124,6 +126,8 @@ class SequenceModel:
         self.module: Any = _bare(model) if own else _transformer(model, inside)
         self.family: Any = family_of(self.module)
         self.with_head: Any = inside[0] if inside else self.module
+        self.whole: Any = getattr(self.with_head, "base_model", self.module)
+        """A transformers model without its head: `module`, or the model of images and text around it."""
 
     @classmethod
     def of(cls, model: Any) -> "SequenceModel":
@@ -218,11 +222,6 @@ class SequenceModel:
         """Whether the model may put tokens of its own before its input: any but a transformers model of token ids."""
         return self.config is None or self.content is not None
 
-    @property
-    def whole(self) -> Any:
-        """The transformers model without its head: `module`, or a model of images and text around it."""
-        return self.with_head.base_model
-
     def holds_images(self, inputs: Any) -> bool:
         """Return whether a batch has numbers beside its text, such as pixels, which only the `whole` model reads."""
         if self.config is None or self.content is not None or not isinstance(inputs, Mapping):
@@ -278,11 +277,6 @@ class SequenceModel:
         if positions.shape != (length, length):
             raise ValueError(f"positions are of {positions.shape[1]} tokens, and {length} are measured; see length=")
         return None if positions.placed.is_line else positions.placed
-
-    @property
-    def positions_are_given(self) -> bool:
-        """Whether its user, or its content, says where tokens lie, whatever is in a batch."""
-        return self._positions is not None and not self._on_grid
 
     def reads(self, argument: str, *, with_head: bool = False) -> bool:
         """Return whether the module that runs, or the model with its head, takes an argument of this name."""

@@ -1,6 +1,5 @@
 """The scores of each head, added up while a model runs on texts, on permuted texts and on random tokens."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -109,15 +108,14 @@ class HeadSums:
         places, causal = [row.nonzero().flatten() for row in included], any(map(hides_future, self.visible))
         query = torch.stack([each[-1 if causal else len(each) // 2] for each in places])
 
-        @functools.cache
-        def steps() -> Tensor | None:
-            return None if not noted else _steps(noted[0].cpu().expand(-1, len(enough), -1)[:, rows], self.reach)
-
         def take(place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
             weights, visible = weights[rows], visible[rows]
             pairs = included[:, :, None] & keys[:, None] & visible
-            sums = _by_distance(weights * pairs[:, None], self.reach, steps())
-            mean = sums / _by_distance(pairs[:, None].to(weights), self.reach, steps())  # NaN at distances without a pair
+            coordinates = noted[0].cpu().expand(-1, len(enough), -1)[:, rows] if noted else None
+            sums = _by_distance(weights * pairs[:, None], self.reach, coordinates)
+            mean = sums / _by_distance(
+                pairs[:, None].to(weights), self.reach, coordinates
+            )  # NaN where there is no pair
             rests = (weights * special[:, None, None]).sum(-1)
             if self.attending.sinks[self.attending.layers.index(self.layers[place])]:
                 rests += 1 - weights.sum(-1)
@@ -202,22 +200,16 @@ def in_batches(inputs: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor
     return [{name: each[i : i + size] for name, each in inputs.items()} for i in range(0, number, size)]
 
 
-def _steps(coordinates: Tensor, reach: int) -> Tensor | None:
-    """Return the number of steps on every axis from each query to each key, (batch, 1, n, n), or more than the reach.
+def _by_distance(matrices: Tensor, reach: int, coordinates: Tensor | None) -> Tensor:
+    """Return the sums of matrices (batch, head, n, n) over the pairs at each distance from -reach to reach.
 
-    None where texts without images count on all axes (axis, batch, n) alike.
+    With coordinates (axis, batch, n), over the pairs with this distance on every axis.
     """
-    steps = coordinates[:, :, None] - coordinates[..., None]
-    alike = (steps == steps[0]).all(0)
-    return None if bool(alike.all()) else steps[0].where(alike, reach + 1)[:, None]
-
-
-def _by_distance(matrices: Tensor, reach: int, steps: Tensor | None) -> Tensor:
-    """Return the sums of matrices (..., n, n) over the pairs at each distance from -reach to reach."""
-    if steps is not None:
-        number = (steps.clamp(-reach - 1, reach + 1) + reach + 1).expand(matrices.shape).flatten(-2)
+    if coordinates is not None and not bool((coordinates == coordinates[0]).all()):
+        steps = (coordinates[:, :, None] - coordinates[..., None]).clamp(-reach - 1, reach + 1)
+        number = (steps[0].where((steps == steps[0]).all(0), reach + 1) + reach + 1)[:, None]
         sums = matrices.new_zeros(*matrices.shape[:-2], 2 * reach + 3)
-        return sums.scatter_add(-1, number, matrices.flatten(-2))[..., 1:-1]
+        return sums.scatter_add(-1, number.expand(matrices.shape).flatten(-2), matrices.flatten(-2))[..., 1:-1]
     n, shape = matrices.shape[-1], matrices.shape[:-2]
     every = range(-reach, reach + 1)
     sums = [matrices.diagonal(k, -2, -1).sum(-1) if abs(k) < n else matrices.new_zeros(shape) for k in every]

@@ -73,25 +73,24 @@ class TextBatches:
             inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
             if included.numel() == 0:
                 continue
-            with_images = self.model.holds_images(inputs)
+            if self.model.holds_images(inputs):  # it is not known which of the numbers are of which text
+                if self._is_new([included, inputs], texts=len(included)):
+                    yield inputs, included & (included.cumsum(1) > self.without_first)
+                continue
             if included.shape[1] > longest:
                 longest = included.shape[1]
                 self.model.check_length(longest)
             self.checksums.append(zlib.crc32(inputs["input_ids"].cpu().numpy().tobytes()))
-            if with_images:  # it is not known which of the numbers are of which text
-                new = [self._is_new([included, inputs], len(included))] * len(included)
-            else:
-                here = {name: each.cpu() for name, each in inputs.items()}
-                new = [
-                    n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
-                    for row, n in enumerate(here.pop("attention_mask").sum(1).tolist())
-                ]
-                inputs, included = {name: each[new] for name, each in inputs.items()}, included[new]
+            here = {name: each.cpu() for name, each in inputs.items()}
+            new = [
+                n > 0 and self._is_new([included[row, :n], {name: each[row, :n] for name, each in here.items()}])
+                for row, n in enumerate(here.pop("attention_mask").sum(1).tolist())
+            ]
             if not any(new):
                 continue
+            inputs, included = {name: each[new] for name, each in inputs.items()}, included[new]
             included = included & (included.cumsum(1) > self.without_first)
-            together = with_images or not self.by_length
-            yield from [(inputs, included)] if together else _of_one_length(inputs, included)
+            yield from _of_one_length(inputs, included) if self.by_length else [(inputs, included)]
 
     def _is_new(self, inputs: Any, texts: int = 1) -> bool:
         """Return whether inputs were not seen before; count their texts as repeated if they were."""
@@ -148,33 +147,38 @@ def _read_batch(
         if tokenizer is None:
             raise ValueError("special tokens cannot be identified; pass tokenizer=, or special_tokens=True")
         special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
-    inputs |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
+    rows = torch.arange(len(ids), device=ids.device)[:, None]
     others = {name: each for name, each in batch.items() if name not in (*inputs, *_READ_HERE) and each is not None}
     others = tree_map(lambda each: torch.as_tensor(each) if isinstance(each, np.ndarray) else each, others)
-    with_images, beside = model.holds_images(others), {}
+    with_images, beside, shape = model.holds_images(others), {}, torch.as_tensor(batch["input_ids"]).shape
+    inputs["attention_mask"] = real.long()
+    if not with_images:
+        inputs |= _positions(batch, model, ids, real, order)
+    elif batch.get("position_ids") is not None:  # of several axes
+        beside["position_ids"] = token_tensor("position_ids", batch["position_ids"]).to(ids.device)[..., rows, order]
     for name in {*argument_names(model.whole if with_images else model.module)}.intersection(others):
-        if (of_tokens := _as_ids(others[name], model, torch.as_tensor(batch["input_ids"]).shape)) is not None:
-            inputs[name] = of_tokens.to(ids.device)
-        elif with_images:
+        if with_images and not _is_by_token(others[name], shape):
             beside[name] = model.moved(others[name])
         else:
-            raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
-    rows = torch.arange(len(ids), device=ids.device)[:, None]
+            inputs[name] = _as_ids(name, others[name], model, shape).to(ids.device)
     in_order = {name: each[rows, order] for name, each in inputs.items()}
     return in_order | beside, (real & ~special.bool()).gather(1, order).cpu()
 
 
-def _as_ids(values: Any, model: SequenceModel, shape: torch.Size) -> Tensor | None:
+def _is_by_token(values: Any, shape: torch.Size) -> bool:
+    """Return whether an entry has integers for each token of texts of a shape, (batch, n) or (n,)."""
+    return isinstance(values, Tensor) and not values.is_floating_point() and values.shape[: len(shape)] == shape
+
+
+def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> Tensor:
     """Return another entry that the model reads, such as the languages of XLM, (batch, n, ...).
 
-    None if it is not an integer per token, so that it cannot be moved with the tokens.
+    Raises:
+        ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
     """
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError):  # a list of images
-        return None
-    if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
-        return None
+    tensor = torch.as_tensor(values)
+    if model.config is None or not _is_by_token(tensor, shape):
+        raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
     return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])
 
 

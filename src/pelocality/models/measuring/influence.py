@@ -130,12 +130,10 @@ class Influence(SequenceModel):
         """
         if self._axes is None:
             self._axes = {} if self.content else _axes_of_tokens(self, inputs)
-        if images is None:
-            blocks, states, n, axes, run = _layers_and_run(self, inputs, self._axes)
-        else:
-            blocks, together, _, axes, run_together = _layers_and_run(self, images, self._axes, several=True)
+        blocks, states, n, axes, run = _layers_and_run(self, images or inputs, self._axes, images is not None)
+        if images is not None:
             n = inputs["input_ids"].shape[1]
-            states, run = _of_one_text(together, run_together, row, n)
+            states, run = _of_one_text(states, run, row, n)
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
@@ -205,9 +203,9 @@ def influence(
     Args:
         model: Any differentiable model, as for ``positional_attention``. In a module that is no transformers model the
             input embedding is the output of the first part that reads the token ids. A model of images or sound has
-            none; the hidden states that its first block reads are in its place, also of texts with images. Layers are the members of the
-            module list that runs most, and their hidden states what each returns, before the norm behind the last one;
-            a module without such a list has one layer, its output (batch, n, d).
+            none; the hidden states that its first block reads are in its place, also of texts with images. Layers are
+            the members of the module list that runs most, and their hidden states what each returns, before the norm
+            behind the last one; a module without such a list has one layer, its output (batch, n, d).
         texts: As for ``text_average``; None for repeated words, as in ``positional_attention``.
         tokenizer: The tokenizer of the model, as for these.
         directions: The number of random directions for each position, at most d.

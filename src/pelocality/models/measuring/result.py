@@ -369,7 +369,7 @@ class AveragedMetrics(Averages):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("attention", "visible", "share", "metric_of_mean"):
-            raise ValueError(f"{name} needs n x n matrices: measure with matrices=True")
+            raise ValueError(f"{name} needs n x n matrices: measure texts of one layout with matrices=True")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @property

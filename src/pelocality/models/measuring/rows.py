@@ -89,7 +89,7 @@ class RowSums:
         self.per_text: dict[int, dict[str, Tensor]] = {}  # metrics (text, layer, head) by batch
         self.parts: dict[int, tuple[Tensor, ...]] = {}  # sums by name, by distance, and facts of a batch, by place
         self.placed: dict[int, dict[str, Tensor]] = {}  # metrics (text, head) of a batch by positions, by place
-        self.layouts: dict[Any, Positions | None] = {}  # of texts, by their first token and coordinates
+        self.every_layout: dict[Any, Positions | None] = {}  # of texts, by the first token and bytes of coordinates
         self.groups: dict[Any, list[int]] = {}  # the texts of a batch with each span and layout, once it runs
 
     def check_line(self, length: int) -> None:
@@ -140,7 +140,7 @@ class RowSums:
     def _add(self, place: int, rows: Rows) -> None:
         """Measure the texts in the layer at this place among the measured ones, in blocks of rows."""
         texts: Any = self.texts
-        if any(positions is not None for _, positions in self._layouts()):
+        if any(positions is not None for _, positions in self._groups()):
             raise ValueError("matrices=False measures texts on a line; measure those with images with matrices=True")
         start, stop = texts.whole.start, texts.whole.stop
         height = max(1, self.block // (len(texts.spans) * self.attending.heads * max(1, stop)))
@@ -152,7 +152,7 @@ class RowSums:
         texts: Any = self.texts
         first = texts.whole.start
         own, uniform, seen = self._measure(place, weights[..., texts.whole, :], visible[:, texts.whole], first)
-        groups = self._layouts()
+        groups = self._groups()
         if any(positions is not None for _, positions in groups):
             measured = []
             for ((start, stop), positions), members in groups.items():
@@ -165,7 +165,7 @@ class RowSums:
             self.placed[place] = values
         return own, uniform, seen
 
-    def _layouts(self) -> dict[Any, list[int]]:
+    def _groups(self) -> dict[Any, list[int]]:
         """Return the texts of the batch by the span and the positions, None on a line, that they share."""
         texts: Any = self.texts
         for text in () if self.groups else texts.chosen.tolist():
@@ -176,23 +176,19 @@ class RowSums:
                 positions = None if on_line else Positions(ids, norm=torch.inf)
             elif (positions := self.model.positions_of(whole.stop - whole.start, self.grid)) is not None:
                 positions = positions.part(start - whole.start, stop - whole.start)
-            key = None if positions is None else (start, positions.keys.numpy().tobytes())
-            self.groups.setdefault(((start, stop), self.layouts.setdefault(key, positions)), []).append(text)
+            key = (-1, b"") if positions is None else (start, positions.keys.numpy().tobytes())
+            self.groups.setdefault(((start, stop), self.every_layout.setdefault(key, positions)), []).append(text)
         return self.groups
 
     @property
-    def layout(self) -> Positions | None:
-        """The positions of the longest text, None on a line."""
-        return max(self.layouts.values(), key=lambda each: 0 if each is None else each.shape[1], default=None)
-
-    @property
-    def has_one_layout(self) -> bool:
-        """Whether all texts lie as the longest of them begins, so that their mean matrix has positions."""
-        if self.layout is None or self.model.positions_are_given:
-            return True
-        every, longest = [*self.layouts.values()], self.layout.keys
-        begin_together = len({key and key[0] for key in self.layouts}) == 1
-        return begin_together and all(torch.equal(each.keys, longest[: each.shape[1]]) for each in every)
+    def layouts(self) -> list[Positions | None]:
+        """The positions of the longest text, None on a line, and of each other text that lies not as it begins."""
+        if self.model.positions_are_given:
+            starts, stops = zip(*self.spans, strict=True)
+            return [self.model.positions_of(max(stops) - min(starts))]
+        longest, *others = sorted(self.every_layout, key=lambda layout: len(layout[1]), reverse=True)
+        apart = (each for each in others if each[0] != longest[0] or not longest[1].startswith(each[1]))
+        return [self.every_layout[each] for each in (longest, *apart)]
 
     def _measure(self, place: int, weights: Tensor, visible: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Measure rows first, first + 1, ... of all texts of the batch in a layer.
@@ -277,9 +273,9 @@ class RowSums:
         per_text = self.per_text
         if rank_and_size()[1] > 1:  # their devices may be no device of this process
             per_text = tree_map(Tensor.cpu, per_text)
-        own = self.spans, per_text, self.facts.cpu(), self.layouts
+        own = self.spans, per_text, self.facts.cpu(), self.every_layout
         spans, of_texts, facts, layouts = zip(*gathered([own]), strict=True)
-        self.layouts = {key: positions for some in layouts for key, positions in some.items()}
+        self.every_layout = {key: positions for some in layouts for key, positions in some.items()}
         self.spans = [each for some in spans for each in some]
         self._grow(max((stop - start for start, stop in self.spans), default=1))
         self.mass, self.facts = summed(self.mass), torch.stack(facts).amax(0)
@@ -306,8 +302,9 @@ class RowSums:
         n, lengths = (self.mass.shape[-1] + 1) // 2, torch.tensor(self.spans, device="cpu").diff(dim=1)
         counts = (lengths > torch.arange(n, device="cpu")).sum(0)
         pairs = counts.flip(0).cumsum(0).flip(0)  # at distance k those of texts of more than k tokens
+        profile = self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs])
         return AveragedMetrics(
-            profile=(self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs]))[..., : None if self.has_one_layout else 0],
+            profile=profile if len(self.layouts) == 1 else profile[..., :0],
             counts=counts,
             most_keys=self.facts[:, 0].cpu(),
             per_sample=self.per_sample(*without),

@@ -190,9 +190,9 @@ def text_average(
     # all tokens of images, sound and series count, but not those that are known to be of the model's own
     special_tokens = special_tokens or (model.content is not None and not attending.added)
     cut = 0 if model.content is not None or last + 1 < length else first
-    layouts = 1 if sums.has_one_layout else len(sums.layouts)
-    numbers = {"texts": len(spans), "repeated": batches.repeated, "left_out": cut, "layouts": layouts}
-    if not matrices or layouts > 1:
+    positions, *apart = sums.layouts
+    numbers = {"texts": len(spans), "repeated": batches.repeated, "left_out": cut, "layouts": 1 + len(apart)}
+    if not matrices or apart:
         return sums.result(special_tokens=special_tokens, **numbers)  # type: ignore[no-any-return]
     share, part, position = sums.share(), slice(first, last + 1), torch.arange(last + 1, device="cpu")
     counts = ((spans[:, 0] <= position) & (position < spans[:, 1])).sum(0)
@@ -202,7 +202,6 @@ def text_average(
     mean = (total / counts[part, None].to(total.device)).cpu()
     visible = (sums.sums["counts"][:, 0, part, part] > 0).cpu()
     source = provenance(model, attending, causal=sums.causal, special_tokens=special_tokens, **numbers)
-    places = model.positions_of(last + 1 - first) if model.positions_are_given else sums.layout
     seen = None if bool(visible.all()) else visible
-    base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
+    base = (mean, per_sample, sums.layers, source, seen, attending.others, positions)
     return TextAverage(*base, share=share, counts=counts[part])
