@@ -161,7 +161,7 @@ def test_influence_and_head_scores_of_texts_with_images():
     model, batch = model_of("Qwen2VL"), texts("Qwen2VL", {2: (4, 4)}, {4: (2, 6)}, n=10, padding=1)
     known, language, calls, layers = SequenceModel(model), model.model.language_model, [], []
     result = influence(known, [batch], special_tokens=True, directions=32)
-    heads = head_classes(known, texts=[batch], special_tokens=True, length=8, sequences=2)
+    heads = head_classes(known, texts=[batch], special_tokens=True, length=10, sequences=2)
     language.register_forward_pre_hook(lambda module, args, call: calls.append(call), with_kwargs=True)
     language.layers[1].register_forward_hook(lambda module, args, states: layers.append(states))
     with torch.no_grad():

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_choice, count, number
-from pelocality.models._inference import inference
 from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
 from pelocality.models.heads.weights import weight_scores
 from pelocality.models.inputs.batches import TextBatches
@@ -205,7 +204,7 @@ def head_classes(
     plain, repeated = random_tokens(model, tokenizer, length, sequences, seed)
     texts = in_batches(plain, batch_size) if texts is None else texts
     batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)
-    with inference(model.module):
+    with model.inference():
         attending = attention_layers(model, {"input_ids": plain["input_ids"][:1]}, layers=layers)
         heads = HeadSums(model, attending, attending.requested, length)
         for name, rows in (("_control", plain), ("", repeated)):

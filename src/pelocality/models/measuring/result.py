@@ -342,12 +342,14 @@ class AveragedAttention(Averages):
 class AveragedMetrics(Averages):
     """What ``matrices=False`` measures of words or texts: numbers by distance and of each text, and no n x n matrix.
 
+    Also what is measured of texts of several layouts, of which an entry of a mean matrix has no distance.
     ``attention``, ``visible``, ``share`` and ``metric_of_mean`` need matrices, and raise an error here. In
     ``to_frame()`` there are no columns that end in ``_of_mean``, and no ``position_share``.
 
     Attributes:
         profile: The mean attention at each signed distance, (layer, head, 2n - 1), over all pairs of tokens of all
-            texts; of texts of one length, that of the mean matrix, `distance_profile`.
+            texts; of texts of one length, that of the mean matrix, `distance_profile`. Of several layouts it is empty,
+            (layer, head, 0).
         counts: The number of texts or words with each query, (n,).
         most_keys: The most keys that any query sees, (layer,).
         per_sample: As of `AveragedAttention`, with adjusted locality, mean distance, window and ``sink_rate``, the
@@ -355,7 +357,7 @@ class AveragedMetrics(Averages):
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         other_layers: What the model's layers without attention are, by number.
-        positions: None: the tokens lie on a line.
+        positions: None: the tokens lie on a line, or in the layouts that ``source.layouts`` counts.
     """
 
     profile: Tensor

@@ -115,8 +115,10 @@ def text_average(
             ``attention_mask`` where there is padding, on either side, and ``special_tokens_mask``. Rows of a Dataset,
             with no batch axis, work too. Other entries are given to the model if it reads them (``token_type_ids``,
             ``position_ids``, XLM's ``langs``), and not used otherwise (labels). Texts are read once, one batch at a
-            time, and may be a generator. Of a model of images, sound or series: batches that it reads. Images lie on
-            the grid of their patches, which is read from their pixels, and proved: another patch moves another token.
+            time, and may be a generator. Of a model of images and text: also with what else the whole model reads, such
+            as pixels; each text is measured at the position ids with which the model rotates it, in the maximum norm.
+            Of a model of images, sound or series: batches that it reads. Images lie on the grid of their patches,
+            which is read from their pixels, and proved: another patch moves another token.
         tokenizer: Reads strings, special tokens included, and identifies special tokens; not needed for batches with a
             ``special_tokens_mask``.
         length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
@@ -137,7 +139,8 @@ def text_average(
     Returns:
         A `TextAverage` with the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
         ``share`` (layer, head), NaN if there is one text only. On the CPU, float64. With ``matrices=False`` an
-        `AveragedMetrics`: the same metrics of each text, and the mean attention by distance.
+        `AveragedMetrics`: the same metrics of each text, and the mean attention by distance. Also, but without the
+        latter, where texts with images, or images, have several layouts: each is measured in its own.
 
     Raises:
         TypeError: Something that is not a transformers model, one text instead of several, strings beside batches, or
@@ -146,9 +149,9 @@ def text_average(
             without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
             start again within a row (packed texts), an entry that the model reads and that is not an integer per
             token, unknown layers, special tokens between the words of a text, texts that are all shorter than three
-            tokens, or a position between others at which no text has a token to measure; images of several grids, or
-            of more patches than ``length``, or whose patches are not read row by row; with ``matrices=False`` a model
-            without token ids, or positions that are no line.
+            tokens, or a position between others at which no text has a token to measure; images of more patches than
+            ``length``, or whose patches are not read row by row; with ``matrices=False`` a model without token ids, or
+            positions that are no line.
         RuntimeError: Another process failed.
 
     Examples:
