@@ -128,7 +128,7 @@ def head_classes(
     - ``previous``, ``self``, ``next``: the mean of $A_{i,i-1}$, $A_{ii}$, $A_{i,i+1}$ (Clark et al., 2019; Voita et
       al., 2019). ``offset`` is the distance $k = j - i$ of the largest mean, up to half of ``length`` away, and
       ``offset_weight`` that mean.
-      Of texts with images, a token is k from another if it is on every axis of their positions.
+      In texts with images, $k$ is the distance on every axis of their positions.
     - ``sink``: the attention to the first token, to special tokens and to learned sinks (Xiao et al., 2023; Clark et
       al., 2019, for [SEP]).
     - ``positional`` and ``symbolic``: does attention stay at its place, or follow the tokens, when the tokens around a

@@ -112,10 +112,8 @@ class HeadSums:
             weights, visible = weights[rows], visible[rows]
             pairs = included[:, :, None] & keys[:, None] & visible
             coordinates = noted[0].cpu().expand(-1, len(enough), -1)[:, rows] if noted else None
-            sums = _by_distance(weights * pairs[:, None], self.reach, coordinates)
-            mean = sums / _by_distance(
-                pairs[:, None].to(weights), self.reach, coordinates
-            )  # NaN where there is no pair
+            paired = _by_distance(pairs[:, None].to(weights), self.reach, coordinates)
+            mean = _by_distance(weights * pairs[:, None], self.reach, coordinates) / paired  # NaN without a pair
             rests = (weights * special[:, None, None]).sum(-1)
             if self.attending.sinks[self.attending.layers.index(self.layers[place])]:
                 rests += 1 - weights.sum(-1)
@@ -129,9 +127,9 @@ class HeadSums:
         near = {name: mean[..., self.reach + k] for name, k in (("previous", -1), ("self", 0), ("next", 1))}
         self._add_samples(near | {"sink": sink})
         moving = keys & (position != query[:, None])
-        whole = self.model.holds_images(inputs)
-        self.permuted |= not whole
-        for repeat in range(0 if whole else permutations):
+        images = self.model.holds_images(inputs)
+        self.permuted |= not images
+        for repeat in range(0 if images else permutations):
             generators = [np.random.default_rng((seed, self.texts + row, repeat)) for row in range(len(rows))]
             target = torch.stack([_permuted_tokens(*each) for each in zip(moving, generators, strict=True)])
             ids = inputs["input_ids"].clone()
@@ -208,8 +206,8 @@ def _by_distance(matrices: Tensor, reach: int, coordinates: Tensor | None) -> Te
     if coordinates is not None and not bool((coordinates == coordinates[0]).all()):
         steps = (coordinates[:, :, None] - coordinates[..., None]).clamp(-reach - 1, reach + 1)
         number = (steps[0].where((steps == steps[0]).all(0), reach + 1) + reach + 1)[:, None]
-        sums = matrices.new_zeros(*matrices.shape[:-2], 2 * reach + 3)
-        return sums.scatter_add(-1, number.expand(matrices.shape).flatten(-2), matrices.flatten(-2))[..., 1:-1]
+        zeros = matrices.new_zeros(*matrices.shape[:-2], 2 * reach + 3)
+        return zeros.scatter_add(-1, number.expand(matrices.shape).flatten(-2), matrices.flatten(-2))[..., 1:-1]
     n, shape = matrices.shape[-1], matrices.shape[:-2]
     every = range(-reach, reach + 1)
     sums = [matrices.diagonal(k, -2, -1).sum(-1) if abs(k) < n else matrices.new_zeros(shape) for k in every]

@@ -159,7 +159,7 @@ class RowSums:
                 part = slice(start - first, stop - first)
                 observed = own[members][..., part, part], seen[members][:, part, part], weights.dtype, positions
                 measured.append(sample_metrics(Observed(*observed)))
-            order = torch.tensor([text for members in groups.values() for text in members]).argsort()
+            order = torch.tensor([text for members in groups.values() for text in members], device="cpu").argsort()
             names = [name for name in measured[0] if all(name in each for each in measured)]
             values = {name: torch.cat([each[name] for each in measured]).to(self.mass.device)[order] for name in names}
             self.placed[place] = values
