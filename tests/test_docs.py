@@ -12,6 +12,7 @@ import transformers as hf
 from torch import nn
 
 from tests.scripts import ROOT, python_blocks
+from tests.test_models_images_and_text import model_of, texts
 
 PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if python_blocks(path))
 SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 32}
@@ -101,6 +102,8 @@ def readers_objects(folder):
         "mamba": hf.MambaModel(hf.MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2)).eval(),
         "vit_model": hf.ViTModel(hf.ViTConfig(**SIZES)).eval(),
         "whisper_decoder": whisper_decoder(),
+        "qwen_vl": model_of("Qwen2VL"),
+        "described_images": [texts("Qwen2VL", {3: (4, 6)}, {3: (4, 6)})],
         "images": {"pixel_values": torch.randn(2, 3, 224, 224)},
         "image_batches": [{"pixel_values": torch.randn(2, 3, 224, 224)}],
         "layers": SIZES["num_hidden_layers"],

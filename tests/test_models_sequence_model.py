@@ -697,8 +697,13 @@ def test_images_whose_grid_is_not_that_of_their_tokens_are_refused():
     for measure in text_average, influence:
         with pytest.raises(ValueError, match="order"):
             measure(by_column, [wide])
-        with pytest.raises(ValueError, match="one grid"):
-            measure(known, [wide, narrow])
+        both, alone = measure(known, [wide, narrow]), [measure(known, [each]) for each in (wide, narrow)]
+        for name in ("locality", "symmetry"):
+            expected = torch.cat([each.per_sample[name] for each in alone])
+            torch.testing.assert_close(both.per_sample[name], expected)
+        assert both.source.layouts == 2
+        with pytest.raises(ValueError, match="one layout"):
+            metrics.locality(both)
     with pytest.raises(ValueError, match="16 tokens, and 12"):
         text_average(known, [wide], length=12)
     for texts in wide, [wide.movedim(1, -1)]:  # images one by one; channels last

@@ -37,7 +37,8 @@ class Positions(Configurable):
 
         distance of i and j: |x_i - y_j|        opposite keys j and j' of query i: y_j + y_j' = 2 x_i
 
-    with the coordinates x of queries and y of keys, and the Euclidean norm. On a line of tokens, x_i = y_i = i.
+    with the coordinates x of queries and y of keys, and the Euclidean norm, or another one. On a line of tokens,
+    x_i = y_i = i.
     Pass positions as ``positions=`` to a metric, an encoding or a `SequenceModel`. An array of coordinates is accepted
     there as well.
 
@@ -56,6 +57,8 @@ class Positions(Configurable):
             width. None: a ring has equal distances.
         tolerance: How far coordinates, or distances, may differ and count as equal. None: 0 for distances and for whole
             numbers, as far as the dtype has each of them; otherwise its rounding at the largest coordinate.
+        norm: The p of the norm of several coordinates: 2, the Euclidean one; 1, the sum of the steps along all axes;
+            infinite, the largest of these steps.
         distances: Instead of keys: the distance of every query and key, (m, n), such as the steps between the nodes of
             a graph; infinite if nothing connects them. Such positions have neither directions nor opposite keys.
 
@@ -67,10 +70,11 @@ class Positions(Configurable):
 
     Raises:
         TypeError: Coordinates that are not real numbers.
-        ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, or
-            a ring that is not above 0. Also coordinates (n,) that count up from their first value several times, such
-            as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or coordinates (n, 1). Also
-            coordinates whose dtype loses the differences, such as seconds since 1970 in float32.
+        ValueError: Neither keys nor distances, or both; other shapes, NaN, infinite coordinates, negative distances, a
+            ring that is not above 0, or a norm below 1. Also coordinates (n,) that count up from their first value
+            several times, such as ``position_ids`` of packed sequences or the columns of a grid: give `packed`, or
+            coordinates (n, 1). Also coordinates whose dtype loses the differences, such as seconds since 1970 in
+            float32.
 
     Note:
         Keys at the same place, such as the tokens of one sentence, count as one opposite key, with the mean of their
@@ -101,6 +105,7 @@ class Positions(Configurable):
         sequence: Any = None,
         ring: float | None = None,
         tolerance: float | None = None,
+        norm: float = 2.0,
         distances: Any = None,
     ) -> None:
         if (keys is None) == (distances is None) or (keys is None and queries is not None):
@@ -109,6 +114,9 @@ class Positions(Configurable):
         self.ring = None if ring is None else number("ring", ring)
         if self.ring is not None and not 0 < self.ring < np.inf:
             raise ValueError(f"ring must be above 0, got {ring}")
+        self.norm = number("norm", norm)
+        if not self.norm >= 1:
+            raise ValueError(f"norm must be at least 1, got {norm}")
         self._keys, rounding = _coordinates("keys", keys)
         self._queries, of_queries = _coordinates("queries", queries)
         if self._queries is not None and self._queries.shape[1] != self.dimensions:
@@ -216,7 +224,9 @@ class Positions(Configurable):
         if self._distances is not None:
             return as_tensor(self._distances[rows]).to(device)
         x, y = self._points(rows, device)
-        norm = min(2, self.dimensions)  # The sum of one difference is exact, and its root need not be.
+        norm = (
+            self.norm if self.dimensions > 1 else 1.0
+        )  # The sum of one difference is exact, and its root need not be.
         distance = torch.cdist(x, y, norm, compute_mode="donot_use_mm_for_euclid_dist")
         return self._in_sequences(distance, torch.inf, rows)
 
@@ -437,7 +447,7 @@ class Positions(Configurable):
         of_tokens = {"keys": self._keys, "sequence": self._sequence}
         arguments: dict[str, Any] = {name: each if each is None else each[chosen] for name, each in of_tokens.items()}
         apart = None if self._distances is None else self._distances[chosen, chosen]
-        part = type(self)(**arguments, distances=apart, ring=self.ring, tolerance=self.tolerance)
+        part = type(self)(**arguments, distances=apart, ring=self.ring, tolerance=self.tolerance, norm=self.norm)
         part._whole = self
         return part
 

@@ -1,9 +1,10 @@
 """Running a model without changing it: in evaluation mode, without gradients, its rotations as they were.
 
 Rotations may have frequencies that depend on the longest input of a call (LongRoPE) or of all calls before (dynamic
-NTK).
+NTK). Models of images and text note how far the positions of a text end from its number of tokens.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pelocality.encodings._frequencies import by_length, rope_types
 
 _LOCK = threading.RLock()  # modes of modules and switches of torch are those of all threads
 _CACHED, _ORIGINAL, _FREQUENCIES = "seq_len_cached", "original_inv_freq", "inv_freq"
+_NOTED = re.compile(f"{_CACHED}|rope_deltas")
 
 
 @contextmanager
@@ -36,7 +38,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and back on leaving."""
     modules = list(model.modules())
     training = [(module, module.training) for module in modules]
-    changing = [each for each in modules if _CACHED in " ".join(vars(each)) or any(map(by_length, rope_types(each)))]
+    changing = [
+        each for each in modules if _NOTED.search(" ".join(vars(each))) or any(map(by_length, rope_types(each)))
+    ]
     restore_rotations = _rotations_restorer(changing)
     try:
         if any(flag for _, flag in training):

@@ -66,7 +66,8 @@ class AttentionLayers:
         ids = _ids_of(inputs)
         if ids is not None:
             longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
-            inputs = {name: tensor[longest : longest + 1, :_BEGINNING] for name, tensor in inputs.items()}
+            text = {name: each for name, each in inputs.items() if not model.holds_images(inputs) or model.reads(name)}
+            inputs = {name: each[longest : longest + 1, :_BEGINNING] for name, each in text.items()}
             length = inputs["input_ids"].shape[1]
         patches = math.prod(model.grid_of(inputs) or [0])
         axes = prove_tokens(model, first_text(inputs) if ids is None and length is None else inputs)
@@ -182,7 +183,7 @@ def observe_layers(
     Raises:
         ValueError: Rows that do not sum to 1, or another number of attentions than before.
     """
-    ids = _ids_of(inputs)
+    ids, images = _ids_of(inputs), model.holds_images(inputs)
     mask = None if ids is None else inputs.get("attention_mask")
     batch, length = (None, None) if ids is None else (len(ids), ids.shape[1] + attending.added)
     numbers = itertools.count()
@@ -210,7 +211,7 @@ def observe_layers(
         texts, rest = divmod(weights.numel(), attending.heads * m * n)
         if rest or (batch is not None and texts not in (1, batch)):  # 1 where content plays no part
             raise model.unprobed(f"the attention of layer {layer} is not one of {attending.heads} heads for each text")
-        if attending.causal[attending.layers.index(layer)]:
+        if attending.causal[attending.layers.index(layer)] and not images:  # patches may see later ones
             visible = visible & torch.ones(n, n, dtype=torch.bool, device=visible.device).tril()[queries]
         same = visible.ndim == 2  # for all texts and heads
         visible = visible.expand(texts, m, n) if same else attending.by_text(visible.expand_as(weights)).any(1)

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import count
-from pelocality.models._calls import argument_names, call_of
 from pelocality.models._inference import inference
-from pelocality.models._restore import hooked
 from pelocality.models.recorder import SHORT, Call, Recorder, unrotated
 from pelocality.models.sequence_model import SequenceModel
 
@@ -200,16 +198,9 @@ def places_apart(model: SequenceModel, farthest: int) -> Tensor:
 
     The origin, 1, 2, 4... on each axis alone, and others on all axes, in a clear number.
     """
-    axes = {1}
-
-    def note(module: Any, args: Any, kwargs: Any) -> None:
-        ids = call_of(module, args, kwargs).get("position_ids")
-        axes.update([len(ids)] if isinstance(ids, Tensor) and ids.ndim == 3 else [])
-
-    readers = [each for each in model.module.modules() if "position_ids" in argument_names(each)]
-    with hooked(readers, before=note):
+    with model.noting_coordinates() as noted:
         model.run(text_at(model, 2)[0])
-    every, farthest = range(max(axes)), min(farthest, model.longest or farthest) - 1
+    every, farthest = range(len(noted[0]) if noted else 1), min(farthest, model.longest or farthest) - 1
     steps = sorted({farthest, *(2**k for k in range(farthest.bit_length()))} - {0})
     places = [[0 for _ in every], *([step * (axis == other) for other in every] for axis in every for step in steps)]
     taken = _sizes(model)

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
 from pelocality._distributed import fully_sharded
 from pelocality.metrics._inputs import PositionsLike
-from pelocality.models._calls import argument_names
+from pelocality.models._calls import argument_names, call_of
 from pelocality.models._inference import inference
-from pelocality.models._restore import placed, restoring
+from pelocality.models._restore import hooked, placed, restoring
 from pelocality.models._weights import embedding_weight, execution_device, reads_tokens, token_embeddings
 from pelocality.models.constant_content import Content, Patches, patches_of
 from pelocality.models.families import attached_biases, family_of, longest_input, positions_disabled
@@ -50,8 +51,8 @@ class SequenceModel:
 
     Args:
         model: A transformers model, with or without a head, a wrapper around one (DataParallel, torch.compile, peft,
-            SentenceTransformer), or any module. Of an encoder-decoder model the encoder runs, of a model of images and
-            text the language model.
+            SentenceTransformer), or any module. Of an encoder-decoder model the encoder is measured, of a model of
+            images and text the language model, in which the whole model puts the images of a text.
         inputs: For a model that reads something else than token ids: a function from the number of a sample and a
             number of positions to the inputs of one call (a tensor, a tuple or a dict), which hold the same content at
             every position. Ready functions: ``identical_patches``, ``steady_sound``, ``steady_spectrum`` and
@@ -61,8 +62,9 @@ class SequenceModel:
         name: What results call the model; by default its hub name, or its class.
         positions: Where the tokens that are measured lie, if not one after the other on a line: `Positions` of as many
             tokens, coordinates, or a function from their number to positions. None: those that ``inputs`` comes with
-            (``identical_patches`` has the grid of each batch, by its pixels), or else a line. Results carry them, so
-            that metrics and plots measure distance by them.
+            (``identical_patches`` has the grid of each batch, by its pixels), or the position ids by which a model of
+            images and text rotates each text with images, or else a line. Results carry them, so that metrics and
+            plots measure distance by them.
 
     Attributes:
         given: The model that was given.
@@ -109,6 +111,8 @@ class SequenceModel:
         self._on_grid = positions is None and isinstance(content, Patches)
         placed = getattr(content, "positions", None) if positions is None else positions
         self._positions = placed if placed is None or callable(placed) else Positions.of(placed)
+        self.positions_are_given = placed is not None and not self._on_grid
+        """Whether its tokens lie where its user, or its content, says, whatever a batch holds."""
         self._made: dict[tuple[Any, ...], Positions] = {}  # by number and grid, as pairs take a while to find
         self.axes: list[Any] | None = None
         """What each of its attentions is of, once that is proved."""
@@ -122,6 +126,8 @@ class SequenceModel:
         self.module: Any = _bare(model) if own else _transformer(model, inside)
         self.family: Any = family_of(self.module)
         self.with_head: Any = inside[0] if inside else self.module
+        self.whole: Any = getattr(self.with_head, "base_model", self.module)
+        """A transformers model without its head: `module`, or the model of images and text around it."""
 
     @classmethod
     def of(cls, model: Any) -> "SequenceModel":
@@ -215,6 +221,28 @@ class SequenceModel:
     def adds_tokens(self) -> bool:
         """Whether the model may put tokens of its own before its input: any but a transformers model of token ids."""
         return self.config is None or self.content is not None
+
+    def holds_images(self, inputs: Any) -> bool:
+        """Return whether a batch has numbers beside its text, such as pixels, which only the `whole` model reads."""
+        if self.config is None or self.content is not None or not isinstance(inputs, Mapping):
+            return False
+        beside = {*argument_names(self.whole)}.difference(argument_names(self.module)).intersection(inputs)
+        leaves = tree_leaves([inputs[name] for name in beside])
+        return any(isinstance(each, Tensor) and each.is_floating_point() for each in leaves)
+
+    @contextmanager
+    def noting_coordinates(self) -> Iterator[list[Tensor]]:
+        """Note the position ids of several axes (axis, batch or 1, n) by which a model of token ids rotates last."""
+        noted: list[Tensor] = []
+
+        def note(module: Any, args: Any, kwargs: Any) -> None:
+            ids = call_of(module, args, kwargs).get("position_ids")
+            if isinstance(ids, Tensor) and ids.ndim == 3:
+                noted[:] = [ids]
+
+        readers = [each for each in self.module.modules() if "position_ids" in argument_names(each)]
+        with hooked(readers if self.content is None else [], before=note):
+            yield noted
 
     @property
     def positions_disabled(self) -> bool:
@@ -314,6 +342,8 @@ class SequenceModel:
             return torch.vmap(lambda text: self._call(text[None]))(ids) if self.text_by_text else self._call(ids)
         if self.config is None:
             return self._call(**inputs)
+        if self.holds_images(inputs):
+            return self.whole(**inputs, **options, use_cache=False, return_dict=True)
         inputs = {**inputs, **options}
         inputs |= {name: False for name in ("use_cache", "use_mems", "output_attentions") if self.reads(name)}
         if "encoder_hidden_states" not in inputs and self.reads("encoder_hidden_states") and self._crosses:
@@ -369,7 +399,7 @@ class SequenceModel:
                 raise
 
         observing = Observer(use_and_remember, length, matrices).observing(self.module)
-        with self.explaining(inputs, of_callback), inference(self.module), self.observable(), observing:
+        with self.explaining(inputs, of_callback), self.inference(), self.observable(), observing:
             return self.run(inputs, **options)
 
     @contextmanager
@@ -396,7 +426,7 @@ class SequenceModel:
 
     def outputs(self, inputs: Any, **options: Any) -> Any:
         """Run the model on a batch in evaluation mode without gradients; arguments as for `watch`."""
-        with inference(self.module), restoring(self._forget_hooks):
+        with self.inference(), restoring(self._forget_hooks):
             return self.run(inputs, **options)
 
     def equal_states(self, inputs: Any, positions: slice) -> bool:
@@ -411,7 +441,7 @@ class SequenceModel:
 
     def _forget_hooks(self) -> None:
         """Remove the hooks by which transformers captures hidden states: they cannot be pickled, and come back."""
-        for module in self.module.modules():
+        for module in self.given.modules():
             module.__dict__.pop("_output_capturing_hooks_installed", None)
             for key, hook in list(module._forward_hooks.items()):
                 if getattr(hook, "__module__", None) == "transformers.utils.output_capturing":

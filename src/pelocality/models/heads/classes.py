@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pelocality._checks import check_choice, count, number
-from pelocality.models._inference import inference
 from pelocality.models.heads.sums import FEWEST_TOKENS, HeadSums, in_batches, random_tokens
 from pelocality.models.heads.weights import weight_scores
 from pelocality.models.inputs.batches import TextBatches
@@ -129,6 +128,7 @@ def head_classes(
     - ``previous``, ``self``, ``next``: the mean of $A_{i,i-1}$, $A_{ii}$, $A_{i,i+1}$ (Clark et al., 2019; Voita et
       al., 2019). ``offset`` is the distance $k = j - i$ of the largest mean, up to half of ``length`` away, and
       ``offset_weight`` that mean.
+      In texts with images, $k$ is the distance on every axis of their positions.
     - ``sink``: the attention to the first token, to special tokens and to learned sinks (Xiao et al., 2023; Clark et
       al., 2019, for [SEP]).
     - ``positional`` and ``symbolic``: does attention stay at its place, or follow the tokens, when the tokens around a
@@ -136,7 +136,7 @@ def head_classes(
       of that query before, $a'_j$ after, and $\pi(j)$ the new place of token $j$. The scores are the correlations over
       keys of $a'_j$ and of $a'_{\pi(j)}$ with $a_j$, in sums over texts. A score is 1 if all attention does so, about 0
       if none does, and NaN for uniform attention. The query is the last token of a causal model, otherwise the middle
-      token. The first and special tokens keep their places and do not count.
+      token. The first and special tokens keep their places and do not count. Texts with images are not permuted.
 
       Urrutia et al. (2025) define both behaviours by the invariance of logits when the vectors that reach a head are
       permuted. As in their definition, only uniform attention has both behaviours in full. Two things differ here.
@@ -204,7 +204,7 @@ def head_classes(
     plain, repeated = random_tokens(model, tokenizer, length, sequences, seed)
     texts = in_batches(plain, batch_size) if texts is None else texts
     batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress)
-    with inference(model.module):
+    with model.inference():
         attending = AttentionLayers(model, {"input_ids": plain["input_ids"][:1]}, layers=layers)
         heads = HeadSums(model, attending, attending.requested, length)
         for name, rows in (("_control", plain), ("", repeated)):
@@ -220,6 +220,8 @@ def head_classes(
         why = why or "the layers that attend are others than those of its family"
         weights = torch.full((2, len(attending.layers), attending.heads), torch.nan)
     notes = [f"symmetry and direction are NaN where weights are not known: {why}"] if why else []
+    if not heads.permuted:
+        notes.append("positional and symbolic are NaN: texts with images are not permuted")
     if not heads.states.sums:
         notes.append(f"position share and effective rank are NaN: {model} returns no hidden states")
     per_sample = {name: torch.cat(each) for name, each in heads.per_sample.items()}

@@ -64,6 +64,7 @@ class HeadSums:
         self.model, self.attending, self.layers, self.length, self.reach = model, attending, layers, length, length // 2
         self.per_sample: dict[str, list[Tensor]] = {}  # (batch, layer, head) each
         self.states, self.texts, self.visible = StateSums(), 0, torch.zeros(0, dtype=torch.bool)
+        self.permuted = False  # whether any text was
         size = (len(layers), attending.heads)
         self.by_distance = torch.zeros(2, *size, 2 * self.reach + 1, dtype=torch.float64)  # sums, and numbers of texts
         self.products = torch.zeros(2, 4, *size, dtype=torch.float64)  # positional and symbolic
@@ -94,46 +95,54 @@ class HeadSums:
         self._add_samples({f"duplicate{name}": duplicate, f"induction{name}": induction})
 
     def add_texts(self, inputs: dict[str, Tensor], included: Tensor, permutations: int, seed: int) -> None:
-        """Add a batch of texts: their attention as they are, and permuted, and their hidden states."""
+        """Add a batch of texts: their attention as they are, and permuted, and their hidden states.
+
+        Those with images are not permuted, and steps from token to token are those of their positions on all axes.
+        """
         special = inputs["attention_mask"].cpu().bool() & ~included
         position = torch.arange(included.shape[1], device="cpu")
         special[:, 0], included = True, included & (position < self.length)
         enough = included.sum(1) >= FEWEST_TOKENS
         if not bool(enough.any()):
             return
-        inputs = {name: each[enough.to(each.device)] for name, each in inputs.items()}
-        special, included = special[enough], included[enough]
-        keys, rows = included & (position > 0), torch.arange(len(included), device="cpu")
+        kept, rows = included & enough[:, None] & (position > 0), enough.nonzero().flatten()
+        special, included, keys = special[rows], included[rows], kept[rows]
         places, causal = [row.nonzero().flatten() for row in included], any(map(hides_future, self.visible))
         query = torch.stack([each[-1 if causal else len(each) // 2] for each in places])
 
         def take(place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
+            weights, visible = weights[rows], visible[rows]
             pairs = included[:, :, None] & keys[:, None] & visible
-            sums = _by_distance(weights * pairs[:, None], self.reach)
-            mean = sums / _by_distance(pairs[:, None].to(weights), self.reach)  # NaN at distances without a pair
+            coordinates = noted[0].cpu().expand(-1, len(enough), -1)[:, rows] if noted else None
+            paired = _by_distance(pairs[:, None].to(weights), self.reach, coordinates)
+            mean = _by_distance(weights * pairs[:, None], self.reach, coordinates) / paired  # NaN without a pair
             rests = (weights * special[:, None, None]).sum(-1)
             if self.attending.sinks[self.attending.layers.index(self.layers[place])]:
                 rests += 1 - weights.sum(-1)
             sink = (rests * keys[:, None]).sum(-1) / keys.sum(1, keepdim=True)
-            return mean, sink, weights[rows, :, query], visible[rows, query]
+            return mean, sink, weights[range(len(rows)), :, query], visible[range(len(rows)), query]
 
-        mean, sink, before, seen = (torch.stack(each) for each in zip(*self.observe(inputs, take), strict=True))
+        with self.model.noting_coordinates() as noted:
+            observed = self.observe(inputs, take)
+        mean, sink, before, seen = (torch.stack(each) for each in zip(*observed, strict=True))
         self.by_distance += torch.stack([mean.nan_to_num(0), (~mean.isnan()).double()]).sum(2)
         near = {name: mean[..., self.reach + k] for name, k in (("previous", -1), ("self", 0), ("next", 1))}
         self._add_samples(near | {"sink": sink})
         moving = keys & (position != query[:, None])
-        for repeat in range(permutations):
+        images = self.model.holds_images(inputs)
+        self.permuted |= not images
+        for repeat in range(0 if images else permutations):
             generators = [np.random.default_rng((seed, self.texts + row, repeat)) for row in range(len(rows))]
             target = torch.stack([_permuted_tokens(*each) for each in zip(moving, generators, strict=True)])
-            ids = inputs["input_ids"]
-            ids = torch.empty_like(ids).scatter(1, target.to(ids.device), ids)
+            ids = inputs["input_ids"].clone()
+            ids[rows] = torch.empty_like(ids[rows]).scatter(1, target.to(ids.device), ids[rows])
             permuted = self.observe(inputs | {"input_ids": ids}, lambda place, weights, _: weights[rows, :, query])
             for place, (one, other, visible) in enumerate(zip(before, permuted, moving & seen, strict=True)):
                 followed, both = other.gather(-1, target[:, None].expand_as(other)), visible & visible.gather(1, target)
                 self.products[0, :, place] += _products(one, other, visible)
                 self.products[1, :, place] += _products(one, followed, both)
         self.texts += len(rows)
-        self._add_states(inputs, keys[:, : self.length])
+        self._add_states(inputs, kept[:, : self.length])
 
     def _add_states(self, inputs: dict[str, Tensor], kept: Tensor) -> None:
         """Add the hidden states that the model returns, if it does, at the tokens that are kept, (batch, n)."""
@@ -191,8 +200,16 @@ def in_batches(inputs: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor
     return [{name: each[i : i + size] for name, each in inputs.items()} for i in range(0, number, size)]
 
 
-def _by_distance(matrices: Tensor, reach: int) -> Tensor:
-    """Return the sums of matrices (..., n, n) over the pairs at each distance from -reach to reach."""
+def _by_distance(matrices: Tensor, reach: int, coordinates: Tensor | None) -> Tensor:
+    """Return the sums of matrices (batch, head, n, n) over the pairs at each distance from -reach to reach.
+
+    With coordinates (axis, batch, n), over the pairs with this distance on every axis.
+    """
+    if coordinates is not None and not bool((coordinates == coordinates[0]).all()):
+        steps = (coordinates[:, :, None] - coordinates[..., None]).clamp(-reach - 1, reach + 1)
+        number = (steps[0].where((steps == steps[0]).all(0), reach + 1) + reach + 1)[:, None]
+        zeros = matrices.new_zeros(*matrices.shape[:-2], 2 * reach + 3)
+        return zeros.scatter_add(-1, number.expand(matrices.shape).flatten(-2), matrices.flatten(-2))[..., 1:-1]
     return pad(diagonal_sums(matrices), [reach + 1 - matrices.shape[-1]] * 2)  # a negative number cuts
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from tqdm import tqdm
 
 from pelocality._checks import check_several, count, flag
+from pelocality.models._calls import argument_names
 from pelocality.models._inference import depend_on_length
 from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
 from pelocality.models.inputs.words import special_ids
@@ -59,7 +61,8 @@ class TextBatches:
     def __iter__(self) -> Iterator[tuple[Any, Tensor | None]]:
         """Yield the inputs of each call and which of their tokens to include, (batch, n).
 
-        A model without token ids has None in the place of the tokens, and its batches are compared as a whole.
+        A model without token ids has None in the place of the tokens. Its batches, and those with images beside texts,
+        are compared as a whole.
         """
         longest = 0
         for batch in tqdm(self.batches, desc="text", unit="batch", delay=3, disable=not self.progress):
@@ -69,6 +72,10 @@ class TextBatches:
                 continue
             inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
             if included.numel() == 0:
+                continue
+            if self.model.holds_images(inputs):  # it is not known which of the numbers are of which text
+                if self._is_new([included, inputs], texts=len(included)):
+                    yield inputs, included & (included.cumsum(1) > self.without_first)
                 continue
             if included.shape[1] > longest:
                 longest = included.shape[1]
@@ -140,12 +147,27 @@ def _read_batch(
         if tokenizer is None:
             raise ValueError("special tokens cannot be identified; pass tokenizer=, or special_tokens=True")
         special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
-    inputs |= {"attention_mask": real.long(), **_positions(batch, model, ids, real, order)}
-    for name, value in batch.items():
-        if name not in inputs and name not in _READ_HERE and value is not None and model.reads(name):
-            inputs[name] = _as_ids(name, value, model, torch.as_tensor(batch["input_ids"]).shape).to(ids.device)
     rows = torch.arange(len(ids), device=ids.device)[:, None]
-    return {name: each[rows, order] for name, each in inputs.items()}, (real & ~special.bool()).gather(1, order).cpu()
+    others = {name: each for name, each in batch.items() if name not in (*inputs, *_READ_HERE) and each is not None}
+    others = tree_map(lambda each: torch.as_tensor(each) if isinstance(each, np.ndarray) else each, others)
+    with_images, beside, shape = model.holds_images(others), {}, torch.as_tensor(batch["input_ids"]).shape
+    inputs["attention_mask"] = real.long()
+    if not with_images:
+        inputs |= _positions(batch, model, ids, real, order)
+    elif batch.get("position_ids") is not None:  # of several axes
+        beside["position_ids"] = token_tensor("position_ids", batch["position_ids"]).to(ids.device)[..., rows, order]
+    for name in {*argument_names(model.whole if with_images else model.module)}.intersection(others):
+        if with_images and not _is_by_token(others[name], shape):
+            beside[name] = model.moved(others[name])
+        else:
+            inputs[name] = _as_ids(name, others[name], model, shape).to(ids.device)
+    in_order = {name: each[rows, order] for name, each in inputs.items()}
+    return in_order | beside, (real & ~special.bool()).gather(1, order).cpu()
+
+
+def _is_by_token(values: Any, shape: torch.Size) -> bool:
+    """Return whether an entry has integers for each token of texts of a shape, (batch, n) or (n,)."""
+    return isinstance(values, Tensor) and not values.is_floating_point() and values.shape[: len(shape)] == shape
 
 
 def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> Tensor:
@@ -155,7 +177,7 @@ def _as_ids(name: str, values: Any, model: SequenceModel, shape: torch.Size) -> 
         ValueError: It is not an integer per token, so that it cannot be moved with the tokens.
     """
     tensor = torch.as_tensor(values)
-    if model.config is None or tensor.is_floating_point() or tensor.shape[: len(shape)] != shape:
+    if model.config is None or not _is_by_token(tensor, shape):
         raise ValueError(f"texts hold {name}, which must be integers of the shape of input_ids; leave it out")
     return tensor.reshape(-1, *tensor.shape[len(shape) - 1 :])
 

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from pelocality.models._inference import depend_on_length, inference
+from pelocality.models._inference import depend_on_length
 from pelocality.models._weights import loaded
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import requested_layers
@@ -126,7 +126,7 @@ def rotary_bands(
     model = SequenceModel.of(model)
     family, base = known_logits(model), model.module
     modules: list[Any] = family.attention_layers(base)
-    with inference(base):
+    with model.inference():
         if family.rotation(base, modules[0], 1) is None:
             raise ValueError(f"{model} does not rotate queries and keys; use positional_logits")
         chosen = requested_layers(layers, range(len(modules)), len(modules), "with a rotation")

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from pelocality._toeplitz import toeplitz
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._inference import forget_longest_input, inference
+from pelocality.models._inference import forget_longest_input
 from pelocality.models._weights import embedding_weight, loaded, position_parts
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.inputs.words import choose_words
@@ -230,7 +230,7 @@ def positional_logits(
     model.check_length(length)
     modules: list[Any] = family.attention_layers(base)
     absolute = family.absolute(base)
-    with inference(base), loaded(base, [modules[0], *position_parts(base, absolute)]):
+    with model.inference(), loaded(base, [modules[0], *position_parts(base, absolute)]):
         table, biased = absolute is not None, family.relative_bias(base, modules[0], 1) is not None
         terms = (family.rotation, family.relative_keys, family.relative_queries)
         with_content = any(term(base, modules[0], 1) is not None for term in terms)

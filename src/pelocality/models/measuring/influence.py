@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
 
 from pelocality._checks import count
 from pelocality._distributed import fully_sharded
+from pelocality.models._calls import call_of
 from pelocality.models._inference import inference
 from pelocality.models._restore import changed, hooked
 from pelocality.models._weights import token_embeddings
@@ -86,10 +88,13 @@ class Influence(SequenceModel):
         Raises:
             ValueError: The model fails, or an operation of it has no derivative.
         """
-        with self.explaining(inputs), inference(self.module), self.observable(), _differentiable(self.module):
+        with self.explaining(inputs), self.inference(), self.observable(), _differentiable(self.module):
+            inputs = self.moved(inputs)
+            images = self._call_with_images(inputs) if self.holds_images(inputs) else None
+            tokens = inputs if images is None else {name: inputs[name] for name in ("input_ids", "attention_mask")}
             # what is read from a device is read before it has work to do
-            texts = [(text, self._seed_of(text)) for text in _texts(self.moved(inputs))]
-            by_text = [self._layers(*text) for text in texts]
+            texts = [(text, self._seed_of(text)) for text in _texts(tokens)]
+            by_text = [self._layers(*text, row, images) for row, text in enumerate(texts)]
             if bool((torch.cat([total.sum(-1) for layers in by_text for _, total in layers]) == 0).any()):
                 what = "some of its hidden states depend on no input embedding"
                 raise ValueError(f"{what}: a part of it has no derivative")
@@ -107,11 +112,28 @@ class Influence(SequenceModel):
         content = inputs["input_ids"] if isinstance(inputs, Mapping) and "input_ids" in inputs else inputs
         return zlib.crc32(b"".join(bytes_of(content)), self.seed)
 
-    def _layers(self, inputs: Any, seed: int) -> list[tuple[Block | None, Tensor]]:
-        """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of."""
+    def _call_with_images(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors with which the whole model calls its language model on a batch with images."""
+        calls: list[dict[str, Any]] = []
+        with hooked([self.module], before=lambda *call: calls.append(call_of(*call))):
+            self.run(inputs)
+        return {k: each for k, each in calls[0].items() if any(isinstance(leaf, Tensor) for leaf in tree_leaves(each))}
+
+    def _layers(self, inputs: Any, seed: int, row: int, images: Any) -> list[tuple[Block | None, Tensor]]:
+        """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of.
+
+        Args:
+            inputs: The text.
+            seed: That of its directions.
+            row: Its number in the batch.
+            images: What the language model reads of a batch with images; None if there are none.
+        """
         if self._axes is None:
             self._axes = {} if self.content else _axes_of_tokens(self, inputs)
-        blocks, states, n, axes, run = _layers_and_run(self, inputs, self._axes)
+        blocks, states, n, axes, run = _layers_and_run(self, images or inputs, self._axes, images is not None)
+        if images is not None:
+            n = inputs["input_ids"].shape[1]
+            states, run = _of_one_text(states, run, row, n)
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
@@ -181,9 +203,9 @@ def influence(
     Args:
         model: Any differentiable model, as for ``positional_attention``. In a module that is no transformers model the
             input embedding is the output of the first part that reads the token ids. A model of images or sound has
-            none; the hidden states that its first block reads are in its place. Layers are the members of the
-            module list that runs most, and their hidden states what each returns, before the norm behind the last one;
-            a module without such a list has one layer, its output (batch, n, d).
+            none; the hidden states that its first block reads are in its place, also of texts with images. Layers are
+            the members of the module list that runs most, and their hidden states what each returns, before the norm
+            behind the last one; a module without such a list has one layer, its output (batch, n, d).
         texts: As for ``text_average``; None for repeated words, as in ``positional_attention``.
         tokenizer: The tokenizer of the model, as for these.
         directions: The number of random directions for each position, at most d.
@@ -244,7 +266,7 @@ def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
 
 
 def _layers_and_run(
-    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int]
+    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int], several: bool = False
 ) -> tuple[tuple[Block | None, ...], Tensor, int, tuple[int, ...], _Map]:
     """Return what the derivatives of a model on one text are taken of, found in one run.
 
@@ -252,6 +274,7 @@ def _layers_and_run(
         model: The model.
         inputs: The text.
         axes: The axis of tokens in the hidden states that modules return; (batch, n, d) of others.
+        several: Whether there are several texts, with embeddings (batch, n, d).
 
     Returns:
         The block of each layer (None for a model without blocks), the embeddings of the text, the number of positions
@@ -289,7 +312,7 @@ def _layers_and_run(
     if states is None or returned is None:
         raise ValueError("it has no hidden states (batch, n, d) of floats, neither embeddings nor an output")
     n = states.shape[-2] if n is None else n
-    placed = states.ndim == 3 and states.shape[:2] in ((1, n), (n, 1))
+    placed = states.ndim == 3 and (several or states.shape[:2] in ((1, n), (n, 1)))
     of_layers = tuple(axes.get(each, -2) for each in outputs)
     if not placed or returned.shape[of_layers[-1]] != n:
         raise ValueError(f"its hidden states are {tuple(states.shape)}, then {tuple(returned.shape)}, not (1, {n}, d)")
@@ -321,6 +344,16 @@ def _layers_and_run(
         return tuple(layers)
 
     return tuple(blocks[block] for block, _ in ran) or (None,), states, n, of_layers, run
+
+
+def _of_one_text(states: Tensor, run: _Map, row: int, n: int) -> tuple[Tensor, _Map]:
+    """Return the embeddings (1, n, d) of one text of a batch, and the function that runs it beside the others."""
+
+    def run_one(others: Tensor) -> tuple[Tensor, ...]:
+        text = torch.cat([others, states[row : row + 1, n:]], 1)
+        return tuple(each[row : row + 1, :n] for each in run(torch.cat([states[:row], text, states[row + 1 :]])))
+
+    return states[row : row + 1, :n], run_one
 
 
 def _way(run: _Map, states: Tensor, tangent: Tensor, ways: tuple[_Way, ...]) -> _Way:

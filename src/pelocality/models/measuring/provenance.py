@@ -36,6 +36,7 @@ class Provenance:
         repeated: Number of texts that are equal to another one, and do not count.
         left_out: Of texts that were cut at ``length`` positions, how many of these are not measured, because they are
             special tokens or ``without_first`` leaves them out.
+        layouts: Number of ways in which the texts lie on several coordinates; 1 also where all begin as the longest.
         directions: Of an influence, the number of random directions; 0 of attention.
         precision: Precision in which the weights of attention were computed, by whose rounding `symmetry` judges them.
         cautions: What could not be proved of the attention that is measured, and which attention is left out.
@@ -58,6 +59,7 @@ class Provenance:
     texts: int = 0
     repeated: int = 0
     left_out: int = 0
+    layouts: int = 1
     directions: int = 0
     residual: float | None = None
     precision: str = ""

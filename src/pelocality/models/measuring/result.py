@@ -68,6 +68,8 @@ class Averages(DisplayMixin):
         notes += self.source.cautions
         if self.positions is not None:
             notes.append(f"distance is by positions of {self.positions.dimensions} coordinates, not by order")
+        if self.source.layouts > 1:
+            notes.append(f"texts of {self.source.layouts} layouts, each measured on its own: there is no mean matrix")
         if self.source.causal:
             notes.append("causal: symmetry is meaningless on one-sided attention and not shown")
         if "learned_sink" in self.per_sample:
@@ -159,7 +161,8 @@ class Averages(DisplayMixin):
         shares = [name for name in self.per_sample if name == "learned_sink" or "_with_sink" in name]
         if "cut_share" in self.per_sample and bool((self.per_sample["cut_share"] > 1e-3).any()):
             shares.append("cut_share")
-        return [*(causal_metrics(self.positions) if self.source.causal else PUBLISHED), *shares]
+        names = causal_metrics(self.positions) if self.source.causal else PUBLISHED
+        return [*(name for name in names if not self.per_sample or name in self.per_sample), *shares]
 
     @property
     def _has_matrices(self) -> bool:
@@ -339,12 +342,14 @@ class AveragedAttention(Averages):
 class AveragedMetrics(Averages):
     """What ``matrices=False`` measures of words or texts: numbers by distance and of each text, and no n x n matrix.
 
+    Also what is measured of texts of several layouts, of which an entry of a mean matrix has no distance.
     ``attention``, ``visible``, ``share`` and ``metric_of_mean`` need matrices, and raise an error here. In
     ``to_frame()`` there are no columns that end in ``_of_mean``, and no ``position_share``.
 
     Attributes:
         profile: The mean attention at each signed distance, (layer, head, 2n - 1), over all pairs of tokens of all
-            texts; of texts of one length, that of the mean matrix, `distance_profile`.
+            texts; of texts of one length, that of the mean matrix, `distance_profile`. Of several layouts it is empty,
+            (layer, head, 0).
         counts: The number of texts or words with each query, (n,).
         most_keys: The most keys that any query sees, (layer,).
         per_sample: As of `AveragedAttention`, with adjusted locality, mean distance, window and ``sink_rate``, the
@@ -352,7 +357,7 @@ class AveragedMetrics(Averages):
         layers: The model's layer numbers along the first axis.
         source: The `Provenance`.
         other_layers: What the model's layers without attention are, by number.
-        positions: None: the tokens lie on a line.
+        positions: None: the tokens lie on a line, or in the layouts that ``source.layouts`` counts.
     """
 
     profile: Tensor
@@ -366,7 +371,7 @@ class AveragedMetrics(Averages):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("attention", "visible", "share", "metric_of_mean"):
-            raise ValueError(f"{name} needs n x n matrices: measure with matrices=True")
+            raise ValueError(f"{name} needs n x n matrices: measure texts of one layout with matrices=True")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @property

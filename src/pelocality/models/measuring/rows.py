@@ -20,6 +20,7 @@ from pelocality.models.measuring.provenance import provenance
 from pelocality.models.measuring.result import AveragedMetrics
 from pelocality.models.measuring.samples import Observed, sample_metrics
 from pelocality.models.sequence_model import SequenceModel
+from pelocality.positions import Positions
 
 FEWEST = 3
 """Tokens of a text that has a symmetry."""
@@ -88,6 +89,8 @@ class RowSums:
         self.per_text: dict[int, dict[str, Tensor]] = {}  # metrics (text, layer, head) by batch
         self.parts: dict[int, tuple[Tensor, ...]] = {}  # sums by name, by distance, and facts of a batch, by place
         self.placed: dict[int, dict[str, Tensor]] = {}  # metrics (text, head) of a batch by positions, by place
+        self.every_layout: dict[Any, Positions | None] = {}  # of texts, by the first token and bytes of coordinates
+        self.groups: dict[Any, list[int]] = {}  # the texts of a batch with each span and layout, once it runs
 
     def check_line(self, length: int) -> None:
         """Refuse models that are measured by matrices alone: without token ids, or with positions that are no line."""
@@ -112,8 +115,9 @@ class RowSums:
                 sees none of those that count.
         """
         self.texts, self.parts, self.placed = None if included is None else Texts(included, self.fewest), {}, {}
-        self.grid = self.model.grid_of(inputs)
-        observe_layers(self.model, self.attending, self.layers, inputs, self._add, rows=not self.matrices)
+        self.grid, self.groups = self.model.grid_of(inputs), {}
+        with self.model.noting_coordinates() as self.coordinates:
+            observe_layers(self.model, self.attending, self.layers, inputs, self._add, rows=not self.matrices)
         if self.texts is None or not self.parts:
             return
         sums, mass, facts = map(torch.stack, zip(*(self.parts[at] for at in sorted(self.parts)), strict=True))
@@ -136,6 +140,8 @@ class RowSums:
     def _add(self, place: int, rows: Rows) -> None:
         """Measure the texts in the layer at this place among the measured ones, in blocks of rows."""
         texts: Any = self.texts
+        if any(positions is not None for _, positions in self._groups()):
+            raise ValueError("matrices=False measures texts on a line; measure those with images with matrices=True")
         start, stop = texts.whole.start, texts.whole.stop
         height = max(1, self.block // (len(texts.spans) * self.attending.heads * max(1, stop)))
         for first in range(start, stop, height):
@@ -144,16 +150,45 @@ class RowSums:
     def _measure_matrices(self, place: int, weights: Tensor, visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Measure matrices (batch, head, n, n), also by the positions of their tokens, and return as `_measure`."""
         texts: Any = self.texts
-        own, uniform, seen = self._measure(
-            place, weights[..., texts.whole, :], visible[:, texts.whole], texts.whole.start
-        )
-        positions = self.model.positions_of(own.shape[-1], self.grid)
-        if positions is not None and len(texts.chosen):
-            kept, chosen = texts.included[texts.chosen, texts.whole], texts.chosen.to(own.device)
-            observed = Observed(own[chosen], seen[chosen], weights.dtype, positions)
-            values = sample_metrics(observed, None if bool(kept.all()) else kept)
-            self.placed[place] = {name: each.to(self.mass.device) for name, each in values.items()}
+        first = texts.whole.start
+        own, uniform, seen = self._measure(place, weights[..., texts.whole, :], visible[:, texts.whole], first)
+        groups = self._groups()
+        if any(positions is not None for _, positions in groups):
+            measured = []
+            for ((start, stop), positions), members in groups.items():
+                part = slice(start - first, stop - first)
+                observed = own[members][..., part, part], seen[members][:, part, part], weights.dtype, positions
+                measured.append(sample_metrics(Observed(*observed)))
+            order = torch.tensor([text for members in groups.values() for text in members], device="cpu").argsort()
+            names = [name for name in measured[0] if all(name in each for each in measured)]
+            values = {name: torch.cat([each[name] for each in measured]).to(self.mass.device)[order] for name in names}
+            self.placed[place] = values
         return own, uniform, seen
+
+    def _groups(self) -> dict[Any, list[int]]:
+        """Return the texts of the batch by the span and the positions, None on a line, that they share."""
+        texts: Any = self.texts
+        for text in () if self.groups else texts.chosen.tolist():
+            (start, stop), whole = texts.spans[text], texts.whole
+            if self.coordinates and not self.model.positions_are_given:
+                ids = self.coordinates[0].expand(-1, len(texts.spans), -1)[:, text, start:stop].T.cpu()
+                on_line = bool((ids == ids[:, :1]).all())  # all axes count a text without images
+                positions = None if on_line else Positions(ids, norm=torch.inf)
+            elif (positions := self.model.positions_of(whole.stop - whole.start, self.grid)) is not None:
+                positions = positions.part(start - whole.start, stop - whole.start)
+            key = (-1, b"") if positions is None else (start, positions.keys.numpy().tobytes())
+            self.groups.setdefault(((start, stop), self.every_layout.setdefault(key, positions)), []).append(text)
+        return self.groups
+
+    @property
+    def layouts(self) -> list[Positions | None]:
+        """The positions of the longest text, None on a line, and of each other text that lies not as it begins."""
+        if self.model.positions_are_given:
+            starts, stops = zip(*self.spans, strict=True)
+            return [self.model.positions_of(max(stops) - min(starts))]
+        longest, *others = sorted(self.every_layout, key=lambda layout: len(layout[1]), reverse=True)
+        apart = (each for each in others if each[0] != longest[0] or not longest[1].startswith(each[1]))
+        return [self.every_layout[each] for each in (longest, *apart)]
 
     def _measure(self, place: int, weights: Tensor, visible: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:
         """Measure rows first, first + 1, ... of all texts of the batch in a layer.
@@ -238,7 +273,9 @@ class RowSums:
         per_text = self.per_text
         if rank_and_size()[1] > 1:  # their devices may be no device of this process
             per_text = tree_map(Tensor.cpu, per_text)
-        spans, of_texts, facts = zip(*gathered([(self.spans, per_text, self.facts.cpu())]), strict=True)
+        own = self.spans, per_text, self.facts.cpu(), self.every_layout
+        spans, of_texts, facts, layouts = zip(*gathered([own]), strict=True)
+        self.every_layout = {key: positions for some in layouts for key, positions in some.items()}
         self.spans = [each for some in spans for each in some]
         self._grow(max((stop - start for start, stop in self.spans), default=1))
         self.mass, self.facts = summed(self.mass), torch.stack(facts).amax(0)
@@ -256,7 +293,8 @@ class RowSums:
         """
         batches = [metrics for _, metrics in sorted(self.per_text.items())]
         without += () if self.causal else ("past_locality",)
-        names = [name for name in (batches[0] if batches else ()) if name not in without]
+        names = [name for name in (batches[0] if batches else ()) if all(name in each for each in batches)]
+        names = [name for name in names if name not in without]
         return {name: torch.cat([each[name].to(self.mass.device) for each in batches]).cpu().double() for name in names}
 
     def result(self, *without: str, **source: Any) -> AveragedMetrics:
@@ -264,8 +302,9 @@ class RowSums:
         n, lengths = (self.mass.shape[-1] + 1) // 2, torch.tensor(self.spans, device="cpu").diff(dim=1)
         counts = (lengths > torch.arange(n, device="cpu")).sum(0)
         pairs = counts.flip(0).cumsum(0).flip(0)  # at distance k those of texts of more than k tokens
+        profile = self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs])
         return AveragedMetrics(
-            profile=self.mass.cpu() / torch.cat([pairs[1:].flip(0), pairs]),
+            profile=profile if len(self.layouts) == 1 else profile[..., :0],
             counts=counts,
             most_keys=self.facts[:, 0].cpu(),
             per_sample=self.per_sample(*without),

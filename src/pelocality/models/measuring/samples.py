@@ -36,16 +36,11 @@ class Observed(NamedTuple):
     positions: Positions | None = None
 
 
-def sample_metrics(observed: Observed, mask: Tensor | None = None) -> dict[str, Tensor]:
-    """Return metrics of attention, each (batch, head).
-
-    Args:
-        observed: The attention.
-        mask: The tokens that count, (batch, n); None: all.
-    """
-    values: dict[str, Tensor] = dict(vars(measurement(observed, mask=mask)))
+def sample_metrics(observed: Observed) -> dict[str, Tensor]:
+    """Return metrics of attention, each (batch, head)."""
+    values: dict[str, Tensor] = dict(vars(measurement(observed)))
     if hides_future(observed.visible):
-        values |= {name: getattr(metrics, name)(observed, mask=mask) for name in causal_metrics(observed.positions)}
+        values |= {name: getattr(metrics, name)(observed) for name in causal_metrics(observed.positions)}
     return values
 
 

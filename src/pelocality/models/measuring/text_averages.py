@@ -115,8 +115,10 @@ def text_average(
             ``attention_mask`` where there is padding, on either side, and ``special_tokens_mask``. Rows of a Dataset,
             with no batch axis, work too. Other entries are given to the model if it reads them (``token_type_ids``,
             ``position_ids``, XLM's ``langs``), and not used otherwise (labels). Texts are read once, one batch at a
-            time, and may be a generator. Of a model of images, sound or series: batches that it reads. Images lie on
-            the grid of their patches, which is read from their pixels, and proved: another patch moves another token.
+            time, and may be a generator. Of a model of images and text: also with what else the whole model reads, such
+            as pixels; each text is measured at the position ids with which the model rotates it, in the maximum norm.
+            Of a model of images, sound or series: batches that it reads. Images lie on the grid of their patches,
+            which is read from their pixels, and proved: another patch moves another token.
         tokenizer: Reads strings, special tokens included, and identifies special tokens; not needed for batches with a
             ``special_tokens_mask``.
         length: Only the first positions up to this number are measured, with rows renormalised over them, which makes
@@ -137,7 +139,8 @@ def text_average(
     Returns:
         A `TextAverage` with the mean matrix (layer, head, n, n), the metrics of each text of at least three tokens, and
         ``share`` (layer, head), NaN if there is one text only. On the CPU, float64. With ``matrices=False`` an
-        `AveragedMetrics`: the same metrics of each text, and the mean attention by distance.
+        `AveragedMetrics`: the same metrics of each text, and the mean attention by distance. Also, but without the
+        latter, where texts with images, or images, have several layouts: each is measured in its own.
 
     Raises:
         TypeError: Something that is not a transformers model, one text instead of several, strings beside batches, or
@@ -146,9 +149,9 @@ def text_average(
             without a tokenizer, special tokens that nothing identifies, padding without a mask, ``position_ids`` that
             start again within a row (packed texts), an entry that the model reads and that is not an integer per
             token, unknown layers, special tokens between the words of a text, texts that are all shorter than three
-            tokens, or a position between others at which no text has a token to measure; images of several grids, or
-            of more patches than ``length``, or whose patches are not read row by row; with ``matrices=False`` a model
-            without token ids, or positions that are no line.
+            tokens, or a position between others at which no text has a token to measure; images of more patches than
+            ``length``, or whose patches are not read row by row; with ``matrices=False`` a model without token ids, or
+            positions that are no line.
         RuntimeError: Another process failed.
 
     Examples:
@@ -172,13 +175,10 @@ def text_average(
             if sums is None:
                 attending = AttentionLayers(model, inputs, layers=layers)
                 requested = attending.requested
-                grid = model.grid_of(inputs)
                 sums = TextSums(model, attending, requested, length, without_first)
                 if not matrices:
                     sums = RowSums(model, attending, requested)
                     sums.check_line(length)
-            if (other := model.grid_of(inputs)) != grid:
-                raise ValueError(f"texts must hold images of one grid of patches, got {grid} and then {other}")
             if number % processes == rank:
                 sums.add(number, inputs, None if included is None else included[:, :length])
         must_agree += batches.checksums
@@ -188,27 +188,23 @@ def text_average(
     per_sample = sums.per_sample()
     if not per_sample:
         raise ValueError(f"no text has {FEWEST} tokens to measure with {length=} and {without_first=}")
-    if not matrices:
-        starts, stops = zip(*sums.spans, strict=True)
-        left_out = min(starts) if max(stops) == length else 0
-        numbers = {"texts": len(starts), "repeated": batches.repeated, "left_out": left_out}
-        return sums.result(special_tokens=special_tokens, **numbers)
-    share = sums.share()
     spans = torch.tensor(sums.spans, device="cpu")[:, :, None]  # (text, begin and end, 1)
-    position = torch.arange(int(spans.max()), device="cpu")
+    first, last = int(spans[:, 0].min()), int(spans.max()) - 1
+    # all tokens of images, sound and series count, but not those that are known to be of the model's own
+    special_tokens = special_tokens or (model.content is not None and not attending.added)
+    cut = 0 if model.content is not None or last + 1 < length else first
+    positions, *apart = sums.layouts
+    numbers = {"texts": len(spans), "repeated": batches.repeated, "left_out": cut, "layouts": 1 + len(apart)}
+    if not matrices or apart:
+        return sums.result(special_tokens=special_tokens, **numbers)
+    share, part, position = sums.share(), slice(first, last + 1), torch.arange(last + 1, device="cpu")
     counts = ((spans[:, 0] <= position) & (position < spans[:, 1])).sum(0)
-    first, last = counts.nonzero().flatten()[[0, -1]].tolist()
-    part = slice(first, last + 1)
     if not bool(counts[part].all()):
         raise ValueError(f"texts have tokens to measure from position {first} to {last}, but not at each between")
     total = (sums.sums["total"] + sums.sums["uniform"])[..., part, part]
     mean = (total / counts[part, None].to(total.device)).cpu()
     visible = (sums.sums["counts"][:, 0, part, part] > 0).cpu()
-    # all tokens of images, sound and series count, but not those that are known to be of the model's own
-    special_tokens = special_tokens or (model.content is not None and not attending.added)
-    cut = 0 if model.content is not None or last + 1 < length else first
-    numbers = {"texts": len(sums.spans), "repeated": batches.repeated, "left_out": cut}
     source = provenance(model, attending, causal=sums.causal, special_tokens=special_tokens, **numbers)
-    seen, places = None if bool(visible.all()) else visible, model.positions_of(last + 1 - first, grid)
-    base = (mean, per_sample, sums.layers, source, seen, attending.others, places)
+    seen = None if bool(visible.all()) else visible
+    base = (mean, per_sample, sums.layers, source, seen, attending.others, positions)
     return TextAverage(*base, share=share, counts=counts[part])
