@@ -6,7 +6,10 @@ dimensions turn together if the sum of their squares is the same at every token.
 from its coordinates, or the model is refused: nothing is taken from a buffer or a family's record.
 """
 
+import functools
 import itertools
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -172,9 +175,13 @@ def _content_run(model: SequenceModel, length: int | None) -> Run:
     """Return a run of the content of a model that reads no token ids, at its positions or on a line."""
     if length is None or model.content is None:
         raise ValueError(f"length must be given, the number of tokens of {model}, which reads no token ids")
+    return _run(model, model.content(0, length), content_places(model, length))
+
+
+def content_places(model: SequenceModel, length: int) -> Tensor:
+    """Return the coordinates (n, axis) of the content of a model that reads no token ids, or a line."""
     positions = model.positions_of(length)
-    keys = torch.arange(length)[:, None] if positions is None else torch.as_tensor(positions.keys)
-    return _run(model, model.content(0, length), keys.cpu())
+    return torch.arange(length)[:, None] if positions is None else torch.as_tensor(positions.keys).cpu()
 
 
 def _places(model: SequenceModel, inputs: Any, farthest: int) -> Tensor:
@@ -255,7 +262,17 @@ def rotation_of(states: Tensor, places: Tensor) -> Rotation | None:
     pairs = _pairs(states)
     if not len(pairs):
         return None
-    every, places = torch.complex(*states[..., pairs].unbind(-1)), places.double()  # (head, n, band)
+    every = torch.complex(*states[..., pairs].unbind(-1))  # (head, n, band)
+    return _with_still_bands(pairs, *waves_of(every, places), states.shape[-1])
+
+
+def waves_of(every: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the wave vectors (1 or heads, band, axis) of bands (head, n, band), complex numbers, and the shift.
+
+    Raises:
+        ValueError: These do not turn by the places (n, axis).
+    """
+    places = places.double()
     extra, least = every.shape[1] - len(places), torch.inf
     by_head = [len(every) // 2] * (len(every) % 2 == 0)
     for before, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
@@ -265,13 +282,15 @@ def rotation_of(states: Tensor, places: Tensor) -> Rotation | None:
         turns = of_heads.sum(0)
         placed, steps = turns[:, part], places - places[0]
         frequencies = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
-        shift = _place_of(placed[0, 0].angle(), frequencies[0]) - places[0] if extra else torch.zeros_like(places[0])
+        shift = torch.zeros_like(places[0])
+        if extra:
+            shift = places_at(placed[0, 0].angle(), frequencies[0].tolist()) - places[0]
         angles = torch.zeros_like(turns.real)
         angles[:, part] = (places + shift if extra else steps) @ frequencies.mT
-        off = _within_half_turn(of_heads.angle() - angles).abs()
-        if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
-            return _with_still_bands(pairs, frequencies, shift, states.shape[-1])
-        least = min(least, float(off.max()))
+        off = radians_off(of_heads.angle(), angles)
+        if off <= 0:
+            return frequencies, shift
+        least = min(least, off)
     raise ValueError(f"angles are off by {least:.2g} radians from those of frequencies")
 
 
@@ -308,13 +327,23 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
     return frequencies.where(frequencies.abs() * steps.amax(0) > _STILL, 0.0)
 
 
-def _place_of(angles: Tensor, waves: Tensor) -> Tensor:
-    """Return the coordinates (axis,) of a token by the angles of its bands (band,), from slow bands to fast ones."""
-    place = torch.zeros_like(waves[0])
-    for band in waves.norm(dim=-1).argsort().tolist():
-        if bool((wave := waves[band]).any()):
-            place = place + _within_half_turn(angles[band] - wave @ place) * wave / wave.square().sum()
-    return place
+def places_at(angles: Tensor, waves: Sequence[Sequence[float]]) -> Tensor:
+    """Return the coordinates (..., axis) of tokens by the angles of their bands (..., band), from slow to fast ones."""
+    turning = torch.tensor(waves, dtype=angles.dtype, device=angles.device)  # (band, axis)
+    places = angles.new_zeros(*angles.shape[:-1], turning.shape[1])
+    for solution in _solutions(tuple(map(tuple, waves))):
+        places = places + _within_half_turn(angles - places @ turning.mT) @ solution.to(angles)
+    return places
+
+
+@functools.lru_cache
+def _solutions(waves: tuple[tuple[float, ...], ...]) -> list[Tensor]:
+    """Return least squares (band, axis) of the slowest bands, of those up to 4 times as fast, and so on to all."""
+    every = torch.tensor(waves, dtype=torch.float64, device="cpu")
+    speed = every.norm(dim=-1, keepdim=True)
+    turning = speed[speed > 0].tolist() or [1.0]
+    limits = [min(turning) * 4**step for step in range(math.ceil(math.log(max(turning) / min(turning), 4)) + 1)]
+    return [torch.linalg.pinv(every.where(speed <= limit * (1 + _STILL), 0.0)).mT for limit in limits]
 
 
 def _with_still_bands(pairs: Tensor, waves: Tensor, shift: Tensor, size: int) -> Rotation:
@@ -331,6 +360,18 @@ def _with_still_bands(pairs: Tensor, waves: Tensor, shift: Tensor, size: int) ->
         pairs[band] = of_turning
         waves = waves.new_zeros(len(waves), stride, waves.shape[-1]).index_copy(1, band, waves)
     return Rotation(pairs, waves, shift)
+
+
+def radians_off(angles: Tensor, expected: Tensor, eps: float = 0.0) -> float:
+    """Return by how many radians angles are off expected ones beyond rounding, 0 or less for none.
+
+    Args:
+        angles: Angles, in which whole turns do not count.
+        expected: Angles in the same shape.
+        eps: The precision of the cosines from which they come, if that is not float32.
+    """
+    allowed = _ROUNDING[0] + 8 * eps + _ROUNDING[1] * expected.abs()
+    return float((_within_half_turn(angles - expected).abs() - allowed).max())
 
 
 def _within_half_turn(angles: Tensor) -> Tensor:
