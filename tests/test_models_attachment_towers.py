@@ -8,9 +8,11 @@ import torch
 import transformers as hf
 from transformers.models import gemma4, llama4, qwen2_5_vl, qwen2_vl, qwen3_vl
 
-from pelocality.encodings import RotaryEncoding
+from pelocality.encodings import ALiBi, DisplacementTable, NoEncoding, PositionedEncoding, RotaryEncoding
 from pelocality.models import SequenceModel, attach, load
+from pelocality.positions import Positions
 from tests.families import same, spread, state
+from tests.test_models_attachment_rotation import of_images
 
 VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4}
 QWEN = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32}
@@ -133,7 +135,7 @@ def test_frequencies_of_each_axis_are_those_of_the_formula(tower, way):
     model, subject, batch, rotary, angles = made(tower)
     model.set_attn_implementation(way)
     own, before, plain = RotaryEncoding.from_model(subject, length=36), state(model), run(model, batch)
-    for changed in (own, own.scaled(0.5, axis=0).without(fastest=0.3, axis=1), own.without(axis=0)):
+    for changed in (own, own.scaled(0.5, axis=0).without(fastest=0.3, axis=1)):
         rotary.forward = angles(changed.waves[0].double())
         expected = run(model, batch)
         del rotary.forward
@@ -184,3 +186,54 @@ def test_a_tower_takes_frequencies_of_its_axes_read_at_one_length():
     for encoding, name in ((line, "axes"), ([own, other], "length"), (RotaryEncoding(8), "dim")):
         with pytest.raises(ValueError, match=name):
             attach(model, encoding)
+
+
+@pytest.mark.parametrize(("tower", "before", "block"), [(dinov3, 3, 1), (qwen2, 0, 2)])
+def test_a_bias_by_axis_takes_the_place_of_the_rotation(tower, before, block):
+    model, subject, _, rotary, _ = made(tower)
+    noise = {name: torch.randn_like(x) if x.is_floating_point() else x for name, x in subject.content(0, 36).items()}
+    places = Positions(grid(6, 6, block=block) * torch.tensor([1.0, 0.25]), before=before)  # columns decay less
+    table = DisplacementTable(2, places)
+    torch.nn.init.normal_(table.values)
+
+    def first_weights():
+        seen = []
+        subject.watch(noise, lambda attention: seen.append(attention.weights.double()), None)
+        return seen[0]
+
+    plain = run(model, noise)
+    rotary.forward = lambda *call: halves(torch.zeros(36, 8))
+    logits = first_weights().log()
+    del rotary.forward
+    for encoding in (PositionedEncoding(ALiBi(2, slopes=[0.5, 2.0]), places), table):
+        with attach(subject, encoding):
+            expected = (logits + encoding(36 + before)).softmax(-1)
+            torch.testing.assert_close(first_weights(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(run(model, noise), plain)
+
+
+def test_a_tower_with_a_table_beside_its_rotation_takes_a_bias_if_the_table_is_named():
+    model, subject, *_ = made(llama4_vision)
+    with pytest.raises(ValueError, match="disable"):
+        attach(model, NoEncoding())
+    with attach(model, NoEncoding(), disable=["positional_embedding_vlm"]):
+        assert subject.equal_states(subject.content(0, 36), slice(0, 36))
+    assert not subject.equal_states(subject.content(0, 36), slice(0, 36))
+
+
+def test_a_table_of_kinds_and_axes_is_a_bias_between_text_and_images():
+    model, inputs = of_images()
+    inputs = {name: each[:1] for name, each in inputs.items()} | {"pixel_values": inputs["pixel_values"][:24].double()}
+    places = model.model.get_rope_index(
+        *(inputs[name] for name in ("input_ids", "mm_token_type_ids", "image_grid_thw"))
+    )
+    kinds = (inputs["input_ids"][0] == 97)[:, None]
+    table = DisplacementTable(4, Positions(torch.cat([kinds, places[0][:, 0].T], 1).double()))
+    torch.nn.init.normal_(table.values)
+    first = []
+    for encoding in (NoEncoding(), table):
+        with attach(model, encoding):
+            model.set_attn_implementation("eager")
+            first.append(model(**inputs, output_attentions=True).attentions[0].double())
+    expected = (first[0].log() + table(16)).softmax(-1)
+    torch.testing.assert_close(first[1], expected, atol=1e-6, rtol=1e-5)

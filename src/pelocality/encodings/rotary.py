@@ -153,8 +153,8 @@ class RotaryEncoding(ContentEncoding):
         return cls.of_waves(*rotation[:2], base=base, attention_scaling=rotation.scaling, length=length)
 
     @classmethod
-    def of_waves(cls, pairs: Tensor, waves: Tensor, **options: Any) -> Self:
-        """Return the encoding of pairs of dimensions (dim / 2, 2) and wave vectors (1 or heads, dim / 2, axes)."""
+    def of_waves(cls, pairs: Tensor | None, waves: Tensor, **options: Any) -> Self:
+        """Return the encoding of pairs of dimensions (dim / 2, 2) or None, and waves (1 or heads, dim / 2, axes)."""
         heads, bands, axes = waves.shape
         frequencies = waves if axes > 1 else waves[..., 0]
         return cls(2 * bands, heads, frequencies=frequencies, axes=axes, pairs=pairs, **options)

@@ -98,8 +98,8 @@ def patches_of(module: Any) -> Patches | None:
         return None
     height, width = size = np.broadcast_to(size, 2).tolist()
     rows, columns = (np.broadcast_to(getattr(config, "image_size", None) or size, 2) // size).tolist()
-    channels = getattr(config, "num_channels", 3)
-    return Patches((height, width), None if rows == columns else rows, None, channels, number=rows * columns)
+    channels, whole = getattr(config, "num_channels", 3), getattr(config, "image_size", None)
+    return Patches((height, width), None if rows == columns else rows, None, channels, number=whole and rows * columns)
 
 
 def identical_patches(

@@ -282,9 +282,8 @@ def waves_of(every: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         turns = of_heads.sum(0)
         placed, steps = turns[:, part], places - places[0]
         frequencies = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
-        shift = torch.zeros_like(places[0])
-        if extra:
-            shift = places_at(placed[0, 0].angle(), frequencies[0].tolist()) - places[0]
+        first, by_band = placed[0, 0].angle(), frequencies[0].tolist()
+        shift = places_at(first, by_band) - places[0] if extra else torch.zeros_like(places[0])
         angles = torch.zeros_like(turns.real)
         angles[:, part] = (places + shift if extra else steps) @ frequencies.mT
         off = radians_off(of_heads.angle(), angles)
@@ -329,7 +328,7 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
 
 def places_at(angles: Tensor, waves: Sequence[Sequence[float]]) -> Tensor:
     """Return the coordinates (..., axis) of tokens by the angles of their bands (..., band), from slow to fast ones."""
-    turning = torch.tensor(waves, dtype=angles.dtype, device=angles.device)  # (band, axis)
+    turning = angles.new_tensor(waves)  # (band, axis)
     places = angles.new_zeros(*angles.shape[:-1], turning.shape[1])
     for solution in _solutions(tuple(map(tuple, waves))):
         places = places + _within_half_turn(angles - places @ turning.mT) @ solution.to(angles)

@@ -117,7 +117,8 @@ def attach(
             of images and a `SequenceModel` with ``inputs`` take noise if it is left out.
         layers: The layers that get the encoding, by their number in the order in which they run; by default all.
         disable: For such a module: the names of its parts or parameters that hold positions, such as ``["pos_embed"]``.
-            They return zeros while the encoding is attached.
+            They return zeros while the encoding is attached. The rotation of a transformers model of images needs no
+            name.
 
     Returns:
         The handle. Its ``.remove()`` undoes everything. As a context manager, the handle undoes everything on leaving.
@@ -149,9 +150,12 @@ def attach(
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
     disables, subject = position_embeddings == "disable", _attachable(model, example_inputs)
     rotary = _is_rotary(encoding)
-    first: Any = encoding[0] if rotary and isinstance(encoding, Sequence) else encoding
+    first: Any = next(iter(encoding), None) if isinstance(encoding, Sequence) else encoding
+    positions = getattr(first, "positions", None)
+    tokens = getattr(positions, "shape", (0, 0))[1] + getattr(positions, "before", 0) * (not subject.adds_tokens)
+    length = (first.length if rotary else tokens) or getattr(subject.content, "number", None)
     plan = Plan(subject, disables, tuple(disable), example_inputs)
-    plan = plan.on_model(rotary=rotary, prove=prove or rotary, length=first.length if rotary else None)
+    plan = plan.on_model(rotary=rotary, prove=prove or rotary, length=length)
     encodings = _copies(plan, encoding, layers)
     learned = any(next(each.parameters(), None) is not None for each in encodings if each is not None)
     if learned and several_processes() and fully_sharded(plan.model.given) is not None:

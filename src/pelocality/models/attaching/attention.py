@@ -125,9 +125,7 @@ class Encoded(TorchFunctionMode):
         """Return cosines and sines for tokens at their position ids, or from a first position on."""
         ids, n = self.position_ids, states.shape[-2]
         # counted positions of text have a table; on other devices comparing would make the host wait
-        by_table = (
-            self.attached.record is not None and states.device.type == "cpu" and not torch.compiler.is_compiling()
-        )
+        by_table = not self.attached.place.waves and states.device.type == "cpu" and not torch.compiler.is_compiling()
         counted = self.encoding.text_places(torch.arange(n, device="cpu") + first) if by_table else None
         if ids is None or (counted is not None and torch.equal(ids, counted.expand_as(ids))):
             return self.encoding.angles_from(first, n, states.device)

@@ -52,6 +52,7 @@ class Plan:
         inputs: A batch that the model reads.
         places: Its attention modules, in the order in which they run first, and how each computes attention.
         own: The rotation of the model in each place, which the encoding replaces, or None.
+        length: As for `on_model`.
     """
 
     model: SequenceModel
@@ -60,6 +61,7 @@ class Plan:
     inputs: Any = None
     places: dict[nn.Module, Place] = field(default_factory=dict)
     own: Sequence[RotaryEncoding | None] = ()
+    length: int | None = None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells the encodings of one plan from others; copies have the same key: peft replaces modules by copies."""
 
@@ -74,16 +76,17 @@ class Plan:
         Args:
             rotary: Whether the encodings are rotations.
             prove: As for `find_places`.
-            length: The number of tokens at which the rotation of a model that reads no token ids is read.
+            length: The number of tokens that encodings are for, or None; of a model that reads no token ids the number
+                in constant content, on which its rotation is read.
 
         Raises:
             ValueError: The model takes no such encoding.
         """
         model = self.model
         _check_positions(model, self.disable, self.names, rotary=rotary)
-        length = length or getattr(model.content, "number", None)
-        inputs = batch_for(model, self.inputs, length)
-        own = own_rotations(model, inputs, length) if rotary and self.disable else {}
+        inputs = batch_for(model, self.inputs, None if rotary and not model.adds_tokens else length)
+        of_images = model.adds_tokens and not (self.names and model.config is None)
+        own = own_rotations(model, inputs, length) if self.disable and (rotary or of_images) else {}
         places = find_places(model, inputs, prove=prove, turning=own if model.adds_tokens else ())
         if model.adds_tokens and self.disable and not (self.names or own):
             advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
@@ -91,8 +94,8 @@ class Plan:
         if unread := [type(each).__name__ for each in places if own.get(each, ()) is None]:
             raise ValueError(f"the rotation of {unread[0]} in {model} cannot be read, as it attends over other tokens")
         places |= {each: places[each]._replace(waves=own[each][1]) for each in places if each in own}
-        rotations = [own[each][0] if each in own else None for each in places]
-        plan = replace(self, inputs=inputs, places=places, own=rotations)
+        rotations = [own[each][0] if rotary and each in own else None for each in places]
+        plan = replace(self, inputs=inputs, places=places, own=rotations, length=length)
         reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
         if self.disable and not plan.replaces and reason:
             raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
@@ -203,12 +206,13 @@ def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str],
 
 
 def batch_for(model: SequenceModel, inputs: Any, length: int | None = None) -> Any:
-    """Return a batch that a model reads: these inputs, or two texts of a few tokens, or noise of as many as in images.
+    """Return a batch that a model reads: these inputs, or two texts of some tokens, or noise.
 
     Noise has the shape of the constant content of a model that reads no token ids.
     """
     if not model.adds_tokens or (inputs is None and model.content is None):
-        inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]], device=model.device)}
+        n = length or 7
+        inputs = {"input_ids": torch.tensor([model.some_ids(n), model.some_ids(n + 1)[1:]], device=model.device)}
     elif inputs is None:
         if length is None:
             raise ValueError(f"{model} reads no token ids; give example_inputs, a batch that it reads")
@@ -305,7 +309,8 @@ def own_rotations(model: SequenceModel, inputs: Any, length: int | None) -> dict
         for angles in angles_of(call_of(module, args, kwargs)):
             given.setdefault(module, []).append(angles)
 
-    with inference(model.module), hooked(model.module.modules(), before=note):
+    modules = [each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule)]
+    with inference(model.module), hooked(modules, before=note):
         model.outputs(inputs)
         if not given:
             return {}

@@ -91,12 +91,7 @@ def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
 def angles_of(call: dict[str, Any]) -> list[Angles]:
     """Return the cosines and sines, or complex tensors, among the arguments of a call."""
     every: list[Angles] = []
-
-    def noted(angles: Angles) -> Angles:
-        every.append(angles)
-        return angles
-
-    with_angles(call, noted)
+    with_angles(call, lambda angles: (every.append(angles), angles)[1])  # type: ignore[func-returns-value]
     return every
 
 
@@ -123,7 +118,8 @@ def places_of(call: dict[str, Any], waves: Sequence[Sequence[float]]) -> Tensor:
     turns = turns_of(angles)
     places = places_at(turns, waves)
     if not torch.compiler.is_compiling():
-        off = radians_off(turns, places @ torch.tensor(waves).to(turns).mT, torch.finfo(angles[0].dtype).eps)
+        expected = places @ turns.new_tensor(waves).mT
+        off = radians_off(turns, expected, torch.finfo(angles[0].dtype).eps)
         if not off <= 0:
             reason = "are not those of coordinates, as in larger images than its waves tell apart"
             raise ValueError(f"angles that a model gives its attention {reason} (off by {off:.2g} radians)")

@@ -176,9 +176,10 @@ class Attached(nn.Module):
             if self.is_rotation and fits and ids.shape[1] == hidden.shape[self.record.token_axis]:
                 self.takes_position_ids, mode.position_ids = True, ids
             kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
-        elif self.is_rotation:
-            with nullcontext() if torch.compiler.is_compiling() else unobserved():
-                mode.position_ids = places_of(call_of(attention, args, kwargs), self.place.waves)
+        elif self.place.waves and self.positions_disabled:
+            if self.is_rotation:
+                with nullcontext() if torch.compiler.is_compiling() else unobserved():
+                    mode.position_ids = places_of(call_of(attention, args, kwargs), self.place.waves)
             still = changes_call(lambda module, call: call.update(without_rotation(call)))
             args, kwargs = still(attention, args, kwargs)
         with mode:

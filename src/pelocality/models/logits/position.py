@@ -303,12 +303,9 @@ def _rotations(model: SequenceModel, modules: Sequence[Any], size: int) -> tuple
         return ()
     read = {call.owner: each for call, each in read_rotations(model)}
     every = [each for module in modules if (each := read.get(module)) is not None]
-    waves = [nn.functional.pad(each.frequencies[0], (0, 0, 0, size // 2 - len(each.pairs))) for each in every]
-    scalings = [each.scaling for each in every]
-    return tuple(
-        RotaryEncoding(size, frequencies=each, attention_scaling=scaling, axes=each.shape[1])
-        for each, scaling in zip(waves, scalings, strict=True)
-    )
+    waves = [nn.functional.pad(each.frequencies, (0, 0, 0, size // 2 - len(each.pairs))) for each in every]
+    both = zip(waves, every, strict=True)
+    return tuple(RotaryEncoding.of_waves(None, each, attention_scaling=rotation.scaling) for each, rotation in both)
 
 
 def _logits(by_distance: Sequence[ByDistance], content: Content | None, method: Method) -> Iterator[Tensor]:
