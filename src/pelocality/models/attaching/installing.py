@@ -322,13 +322,13 @@ def own_rotations(model: SequenceModel, inputs: Any, length: int | None) -> dict
         if each is not None and module in given:
             waves: Any = ()
             if model.adds_tokens:  # the second run is in float32
-                turns = turns_of(given[module][1]).cpu()
-                turning, _ = waves_of(torch.polar(torch.ones_like(turns), turns), content_places(model, length))
-                waves = turning[0].tolist()
+                turns = 1j * turns_of(given[module][1]).cpu()
+                waves = waves_of(turns.exp(), content_places(model, length))[0][0].tolist()
             own[module] = RotaryEncoding.of_waves(*each[:2], attention_scaling=each.scaling, length=length), waves
     # Attention in windows is not over all tokens, but is given their angles.
-    by_angles = {id(given[module][1][0]): each for module, each in own.items()} if model.adds_tokens else {}
-    return {module: by_angles.get(id(each[1][0])) for module, each in given.items() if module not in read} | own
+    others = {module: each[1][0] for module, each in given.items() if model.adds_tokens and module not in read}
+    by_angles = {id(given[module][1][0]): each for module, each in own.items() if others}
+    return {module: by_angles.get(id(cos)) for module, cos in others.items()} | own
 
 
 def states_of(output: Any) -> list[Tensor]:
