@@ -151,7 +151,7 @@ def attach(
     disables, subject = position_embeddings == "disable", _attachable(model, example_inputs)
     rotary = _is_rotary(encoding)
     first: Any = next(iter(encoding), None) if isinstance(encoding, Sequence) else encoding
-    positions = getattr(first, "positions", None)
+    positions = getattr(first, "positions", None)  # in images, tokens without a place are the model's own
     tokens = getattr(positions, "shape", (0, 0))[1] + getattr(positions, "before", 0) * (not subject.adds_tokens)
     length = (first.length if rotary else tokens) or getattr(subject.content, "number", None)
     plan = Plan(subject, disables, tuple(disable), example_inputs)
