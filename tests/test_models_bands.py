@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as hf
 
-from pelocality.models import rotary_bands
+from pelocality.models import positional_logits, rotary_bands
 from tests.families import small, spread, tiny, tokens
 from tests.test_models_rotary import batch, build
 
@@ -117,13 +117,33 @@ def test_the_first_tokens_are_left_out():
     assert found.texts == 2
 
 
-def test_bands_of_images_and_text_have_the_axis_that_turns_them():
+def of_images():
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
     config = small(hf.Qwen2VLTextConfig, num_key_value_heads=1, pad_token_id=0, rope_parameters=rope)
-    found = rotary_bands(spread(hf.Qwen2VLTextModel(config)), None, batch(tokens(2, N)), special_tokens=True)
+    return spread(hf.Qwen2VLTextModel(config))
+
+
+def test_bands_of_images_and_text_have_the_axis_that_turns_them():
+    found = rotary_bands(of_images(), None, batch(tokens(2, N)), special_tokens=True)
     assert found.axis.tolist() == [[0, 0, 1, 2]] * len(found.layers)
     assert sorted(set(found.to_frame()["axis"])) == [0, 1, 2]
     torch.testing.assert_close(found.wavelength[0].float(), 2 * torch.pi * 1e4 ** (torch.arange(4) / 4))
+
+
+@pytest.mark.parametrize("source", [{"texts": batch(tokens(3, N)), "special_tokens": True}, {"words": [7, 9]}])
+def test_logits_at_displacements_of_images_are_sums_over_the_bands_of_each_axis(source):
+    logits = positional_logits(of_images(), length=N, progress=False, **source)
+    text = torch.arange(1 - N, N)[:, None].expand(-1, 3)
+    torch.testing.assert_close(logits.at(text), logits.relative, atol=1e-6, rtol=1e-6)
+    steps, content = torch.randn(5, 3).double(), logits.content.mean() if "texts" in source else logits.content
+    query, key = (torch.complex(*each.double().chunk(2, -1)) for each in (content.queries, content.keys))
+    angle = steps[:, [0, 0, 1, 2]] * 1e4 ** (-torch.arange(4).double() / 4)
+    bands = torch.einsum("slhf,slhf,mf->slhm", query.conj(), key, torch.polar(torch.ones(()).double(), angle))
+    torch.testing.assert_close(logits.at(steps), bands.real.mean(0) / 8**0.5, atol=1e-6, rtol=1e-6)
+    with pytest.raises(ValueError, match="displacements"):
+        logits.at(steps[:, :2])
+    with pytest.raises(ValueError, match="coordinate"):
+        positional_logits(build("linear"), length=N, words=[7], progress=False).at(steps)
 
 
 def test_bands_that_do_not_rotate_have_no_axis():

@@ -54,6 +54,7 @@ class RotaryEncoding(ContentEncoding):
             ``interleaved`` says.
         learnable: Whether the frequencies are learned, one set for each head.
         causal: Whether the future is hidden, of one axis.
+        length: The number of tokens at which the frequencies were read, which are per patch of such images (DINOv3).
 
     Raises:
         TypeError: An argument of the wrong type.
@@ -86,6 +87,7 @@ class RotaryEncoding(ContentEncoding):
         causal: bool = False,
         axes: int = 1,
         pairs: Tensor | Sequence[Sequence[int]] | None = None,
+        length: int | None = None,
     ) -> None:
         super().__init__(heads, causal)
         self.dim, self.scaling = count("dim", dim, least=2), checked_scaling(scaling)
@@ -96,6 +98,7 @@ class RotaryEncoding(ContentEncoding):
         self.axes, self.learnable = count("axes", axes), flag("learnable", learnable)
         if self.axes > 1 and (frequencies is None or self.causal):
             raise ValueError(f"{axes} axes need frequencies, the wave vector of each band, and causal=False")
+        self.length = None if length is None else count("length", length)
         self.interleaved, self.pairs = checked_pairs(flag("interleaved", interleaved), pairs, self.dim)
         published, factor = published_frequencies(dim, self.base, self.scaling)
         self.attention_scaling = per_head("attention_scaling", attention_scaling or factor, 1).item()
@@ -147,11 +150,11 @@ class RotaryEncoding(ContentEncoding):
         from pelocality.models.rotations import rotation_of_model  # models import encodings
 
         rotation, base = rotation_of_model(model, layer_type, length)
-        return cls.of_waves(*rotation[:2], base=base, attention_scaling=rotation.scaling)
+        return cls.of_waves(*rotation[:2], base=base, attention_scaling=rotation.scaling, length=length)
 
     @classmethod
-    def of_waves(cls, pairs: Tensor, waves: Tensor, **options: Any) -> Self:
-        """Return the encoding of pairs of dimensions (dim / 2, 2) and wave vectors (1 or heads, dim / 2, axes)."""
+    def of_waves(cls, pairs: Tensor | None, waves: Tensor, **options: Any) -> Self:
+        """Return the encoding of pairs of dimensions (dim / 2, 2) or None, and waves (1 or heads, dim / 2, axes)."""
         heads, bands, axes = waves.shape
         frequencies = waves if axes > 1 else waves[..., 0]
         return cls(2 * bands, heads, frequencies=frequencies, axes=axes, pairs=pairs, **options)
@@ -255,7 +258,7 @@ class RotaryEncoding(ContentEncoding):
     def _with(self, waves: Tensor, **changes: Any) -> Self:
         """Return a copy with other frequencies (..., axes), in the same precision and on the same device."""
         names = ("dim", "heads", "base", "scaling", "attention_scaling", "interleaved", "learnable", "causal", "axes")
-        arguments = {name: getattr(self, name) for name in (*names, "pairs")} | changes
+        arguments = {name: getattr(self, name) for name in (*names, "pairs", "length")} | changes
         frequencies = waves.detach() if self.axes > 1 else waves.detach()[..., 0]
         return type(self)(**arguments, frequencies=frequencies).to(self.device, self.dtype)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pelocality._checks import count
+from pelocality.models._calls import argument_names
 from pelocality.models._weights import reads_tokens
 from pelocality.positions import Positions
 
@@ -33,6 +34,7 @@ class Patches:
         columns: The columns of patches, likewise.
         channels: Colours of a pixel.
         argument: The name of the argument of the model; None for the first one.
+        number: The patches of an image as the configuration of a model says; None without one.
     """
 
     size: tuple[int, int]
@@ -40,6 +42,7 @@ class Patches:
     columns: int | None = None
     channels: int = 3
     argument: str | None = "pixel_values"
+    number: int | None = None
 
     def __call__(self, sample: int, length: int) -> Any:
         """Return an image of as many patches."""
@@ -89,13 +92,14 @@ class Patches:
 
 def patches_of(module: Any) -> Patches | None:
     """Return how a module reads images, by its configuration; None if it is no transformers model of images alone."""
-    config = module.config if isinstance(module, PreTrainedModel) and module.main_input_name == "pixel_values" else None
+    config = module.config if isinstance(module, PreTrainedModel) and "pixel_values" in argument_names(module) else None
     size = getattr(config, "patch_size", None) or ()
     if np.size(size) not in (1, 2) or any(map(reads_tokens, module.modules())):
         return None
     height, width = size = np.broadcast_to(size, 2).tolist()
     rows, columns = (np.broadcast_to(getattr(config, "image_size", None) or size, 2) // size).tolist()
-    return Patches((height, width), None if rows == columns else rows, None, getattr(config, "num_channels", 3))
+    channels, whole = getattr(config, "num_channels", 3), getattr(config, "image_size", None)
+    return Patches((height, width), None if rows == columns else rows, None, channels, number=whole and rows * columns)
 
 
 def identical_patches(

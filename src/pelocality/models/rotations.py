@@ -6,7 +6,10 @@ dimensions turn together if the sum of their squares is the same at every token.
 from its coordinates, or the model is refused: nothing is taken from a buffer or a family's record.
 """
 
+import functools
 import itertools
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -188,9 +191,13 @@ def _content_run(model: SequenceModel, length: int | None) -> Run:
     """Return a run of the content of a model that reads no token ids, at its positions or on a line."""
     if length is None or model.content is None:
         raise ValueError(f"length must be given, the number of tokens of {model}, which reads no token ids")
+    return _run(model, model.content(0, length), content_places(model, length))
+
+
+def content_places(model: SequenceModel, length: int) -> Tensor:
+    """Return the coordinates (n, axis) of the content of a model that reads no token ids, or a line."""
     positions = model.positions_of(length)
-    keys = torch.arange(length)[:, None] if positions is None else torch.as_tensor(positions.keys)
-    return _run(model, model.content(0, length), keys.cpu())
+    return torch.arange(length)[:, None] if positions is None else torch.as_tensor(positions.keys).cpu()
 
 
 def places_apart(model: SequenceModel, farthest: int) -> Tensor:
@@ -278,25 +285,49 @@ def closest_rotation(
     scaling = float(every[:, extra].norm() / before[:, 0].norm()) if recognised else None
     turned = every * before.conj()
     measured = turned.sum(0).angle()
-    by_head = [len(every) // 2] * (dims is None and len(every) % 2 == 0)
-    for first, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
-        part = slice(first, first + len(places))
-        origin = turned[:, -1 if extra and not first else 0, None]
-        of_heads = (turned * origin.conj()).view(-1, heads, *every.shape[1:])
-        turns = of_heads.sum(0)
-        placed, steps = turns[:, part], places - places[0]
-        waves = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
-        shift = _place_of(placed[0, 0].angle(), waves[0]) - places[0] if extra else torch.zeros_like(places[0])
-        angles = torch.zeros_like(turns.real)
-        angles[:, part] = (places + shift if extra else steps) @ waves.mT
-        off = _within_half_turn(of_heads.angle() - angles).abs()
-        read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], float(off.max()), tolerance))
-        if bool((off < _ROUNDING[0] + _ROUNDING[1] * angles.abs()).all()):
-            return read[-1]._replace(off=0.0)
+    for part, waves, shift, off in _fits(turned, places, one_for_all=dims is not None):
+        read.append(Rotation(pairs, waves, shift, scaling, places, measured[part], off, tolerance))
+        if not off:
+            return read[-1]
     across = (turned * torch.polar(torch.ones_like(measured), -measured)).imag
     if float(across.abs().max() / turned.abs().max()) > _MISFIT:
         raise ValueError("heads, or the two dimensions of a pair, turn by different angles")
     return read[0]._replace(off=min(each.off for each in read))
+
+
+def waves_of(turned: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the wave vectors (1 or heads, band, axis) of bands (head, n, band), complex numbers, and the shift.
+
+    Raises:
+        ValueError: These do not turn by the places (n, axis).
+    """
+    fits = list(_fits(turned, places.double()))
+    _, waves, shift, off = min(fits, key=lambda fit: fit[-1])
+    if off:
+        raise ValueError(f"angles are off by {off:.2g} radians from those of frequencies")
+    return waves, shift
+
+
+def _fits(turned: Tensor, places: Tensor, one_for_all: bool = False) -> Iterator[tuple[slice, Tensor, Tensor, float]]:
+    """Yield the waves and the shift by which complex bands (head, n, band) may turn, and by how much these are off.
+
+    With the tokens that have a place. Extra tokens come first or last, and halves of the heads or all turn alike.
+    """
+    extra = turned.shape[1] - len(places)
+    by_head = [len(turned) // 2] * (not one_for_all and len(turned) % 2 == 0)
+    for first, heads in itertools.product(dict.fromkeys((extra, 0)), (1, *by_head)):
+        part = slice(first, first + len(places))
+        origin = turned[:, -1 if extra and not first else 0, None]
+        of_heads = (turned * origin.conj()).view(-1, heads, *turned.shape[1:])
+        turns = of_heads.sum(0)
+        placed, steps = turns[:, part], places - places[0]
+        waves = _frequencies((placed * placed[:, :1].conj()).angle(), steps)
+        first_place = places_at(placed[0, 0].angle(), waves[0].tolist())
+        shift = first_place - places[0] if extra else torch.zeros_like(places[0])
+        angles = torch.zeros_like(turns.real)
+        angles[:, part] = (places + shift if extra else steps) @ waves.mT
+        off = _within_half_turn(of_heads.angle() - angles).abs().max()
+        yield part, waves, shift, float(off) if radians_off(of_heads.angle(), angles) > 0 else 0.0
 
 
 def _pairs(states: Tensor, still: Tensor, dims: int, tolerance: float) -> Tensor:
@@ -349,13 +380,35 @@ def _frequencies(turns: Tensor, steps: Tensor) -> Tensor:
     return frequencies.where(frequencies.abs() * steps.amax(0) > _STILL, 0.0)
 
 
-def _place_of(angles: Tensor, waves: Tensor) -> Tensor:
-    """Return the coordinates (axis,) of a token by the angles of its bands (band,), from slow bands to fast ones."""
-    place = torch.zeros_like(waves[0])
-    for band in waves.norm(dim=-1).argsort().tolist():
-        if bool((wave := waves[band]).any()):
-            place = place + _within_half_turn(angles[band] - wave @ place) * wave / wave.square().sum()
-    return place
+def places_at(angles: Tensor, waves: Sequence[Sequence[float]]) -> Tensor:
+    """Return the coordinates (..., axis) of tokens by the angles of their bands (..., band), from slow to fast ones."""
+    turning = angles.new_tensor(waves)  # (band, axis)
+    places = angles.new_zeros(*angles.shape[:-1], turning.shape[1])
+    for solution in _solutions(tuple(map(tuple, waves))):
+        places = places + _within_half_turn(angles - places @ turning.mT) @ solution.to(angles)
+    return places
+
+
+@functools.lru_cache
+def _solutions(waves: tuple[tuple[float, ...], ...]) -> list[Tensor]:
+    """Return least squares (band, axis) of the slowest bands, of those up to 4 times as fast, and so on to all."""
+    every = torch.tensor(waves, dtype=torch.float64, device="cpu")
+    speed = every.norm(dim=-1, keepdim=True)
+    turning = speed[speed > 0].tolist() or [1.0]
+    limits = [min(turning) * 4**step for step in range(math.ceil(math.log(max(turning) / min(turning), 4)) + 1)]
+    return [torch.linalg.pinv(every.where(speed <= limit * (1 + _STILL), 0.0)).mT for limit in limits]
+
+
+def radians_off(angles: Tensor, expected: Tensor, eps: float = 0.0) -> float:
+    """Return by how many radians angles are off expected ones beyond rounding, 0 or less for none.
+
+    Args:
+        angles: Angles, in which whole turns do not count.
+        expected: Angles in the same shape.
+        eps: The precision of the cosines from which they come, if that is not float32.
+    """
+    allowed = _ROUNDING[0] + 8 * eps + _ROUNDING[1] * expected.abs()
+    return float((_within_half_turn(angles - expected).abs() - allowed).max())
 
 
 def _within_half_turn(angles: Tensor) -> Tensor:

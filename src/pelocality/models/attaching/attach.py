@@ -47,7 +47,7 @@ class Attachment:
 
         No weight of the model changes. A second call does nothing.
         """
-        model = _attached_model(self.model)
+        model = _attached_model(self.model, self._key)
         if model is not None and self._is_attached():
             with restoring(functools.partial(remove, model)):
                 pass
@@ -62,7 +62,7 @@ class Attachment:
 
     def _is_attached(self) -> bool:
         """Return whether one of the encodings, or a copy that peft trains, is in the model."""
-        model = _attached_model(self.model)
+        model = _attached_model(self.model, self._key)
         return model is not None and any(each.key == self._key for each in model.encodings)
 
     def __enter__(self) -> Self:
@@ -102,8 +102,8 @@ def attach(
             hybrid, the attention layers are changed, and in a model of images and text, the language model.
         encoding: One encoding, copied for every layer, or a list with one encoding per layer. Layers that share their
             weights (ALBERT) share their encoding, so the list has one encoding per group. An encoding with one head
-            serves all heads. A `RotaryEncoding` replaces the rotation of a rotary model; in any other model, it rotates
-            queries and keys. `CoPE` needs torch's kernel (``"sdpa"``).
+            serves all heads. A `RotaryEncoding` replaces the rotation of a rotary model or image tower; in any other
+            model, it rotates queries and keys. `CoPE` needs torch's kernel (``"sdpa"``).
         position_embeddings: ``"disable"``: the model's position embeddings have no effect. Then only the encoding gives
             the order of the tokens, and inputs may be longer than the table of positions. ``"keep"``: the encoding is
             added to the position embeddings.
@@ -113,10 +113,12 @@ def attach(
             masks opened, the order of tokens has no effect (in a hybrid, on its attention layers); after removal the
             outputs are those before. Without a proof, the model is run once, to find its attention.
         example_inputs: For any module except a transformers model of token ids: a batch that the module reads (a
-            tensor, a tuple or a dict). `attach` finds the attention on this batch, and proves the bias on it.
+            tensor, a tuple or a dict). `attach` finds the attention on this batch, and proves the bias on it. A model
+            of images and a `SequenceModel` with ``inputs`` take noise if it is left out.
         layers: The layers that get the encoding, by their number in the order in which they run; by default all.
         disable: For such a module: the names of its parts or parameters that hold positions, such as ``["pos_embed"]``.
-            They return zeros while the encoding is attached.
+            They return zeros while the encoding is attached. The rotation of a transformers model of images needs no
+            name.
 
     Returns:
         The handle. Its ``.remove()`` undoes everything. As a context manager, the handle undoes everything on leaving.
@@ -148,7 +150,12 @@ def attach(
     check_choice("position_embeddings", position_embeddings, get_args(Positions))
     disables, subject = position_embeddings == "disable", _attachable(model, example_inputs)
     rotary = _is_rotary(encoding)
-    plan = Plan(subject, disables, tuple(disable), example_inputs).on_model(rotary=rotary, prove=prove or rotary)
+    first: Any = next(iter(encoding), None) if isinstance(encoding, Sequence) else encoding
+    positions = getattr(first, "positions", None)  # in images, tokens without a place are the model's own
+    tokens = getattr(positions, "shape", (0, 0))[1] + getattr(positions, "before", 0) * (not subject.adds_tokens)
+    length = (first.length if rotary else tokens) or getattr(subject.content, "number", None)
+    plan = Plan(subject, disables, tuple(disable), example_inputs)
+    plan = plan.on_model(rotary=rotary, prove=prove or rotary, length=length)
     encodings = _copies(plan, encoding, layers)
     learned = any(next(each.parameters(), None) is not None for each in encodings if each is not None)
     if learned and several_processes() and fully_sharded(plan.model.given) is not None:
@@ -223,8 +230,11 @@ def _check_fit(encoding: Encoding, module: nn.Module, place: Place, own: RotaryE
     paired: Any = own and [(each.interleaved, each.pairs) for each in (encoding, own)]
     if own is not None and paired[0] not in ((False, None), paired[1]):
         reasons.append("interleaved=True or pairs, but dimensions are paired as the model does when attached")
-    if rotates and encoding.axes not in (1, 1 if own is None else own.axes):
-        reasons.append(f"axes={encoding.axes}, but tokens of the model have {1 if own is None else own.axes}")
+    axes = 1 if own is None else own.axes
+    if rotates and encoding.axes not in ((axes,) if place.waves else (1, axes)):
+        reasons.append(f"axes={encoding.axes}, but tokens of the model have {axes}")
+    if own is not None and encoding.length not in (None, own.length) and place.waves:
+        reasons.append(f"length={encoding.length}, but the first encoding, or the model, has {own.length}")
     for part in encoding.modules() if place.causal else ():
         if isinstance(part, Encoding) and not part.causal and part.future_only is not None:
             advice = "leave it at its default, and do not learn it"
@@ -261,10 +271,14 @@ def attached(model: nn.Module | SequenceModel) -> Attachment | None:
     return Attachment(module, own, position_embeddings, subject.encodings[0].key)
 
 
-def _attached_model(module: nn.Module) -> SequenceModel | None:
-    """Return the model to which encodings are attached: any module, or the bare transformer in it; None without any."""
+def _attached_model(module: nn.Module, key: str | None = None) -> SequenceModel | None:
+    """Return the model to which encodings are attached: any module, or the bare transformer in it; None without any.
+
+    Beside those of a transformer, encodings may be attached to another part of a module, such as an image tower.
+    """
     biases = attached_biases(module) if isinstance(module, nn.Module) else []
-    if any(bias.record is None for bias in biases):
+    biases = [bias for bias in biases if key in (None, bias.key)]
+    if biases and all(bias.record is None for bias in biases):
         return reading(module)
     return SequenceModel(module) if biases or not isinstance(module, nn.Module) else None
 

@@ -57,6 +57,7 @@ class Encoded(TorchFunctionMode):
         self.before: Any = None  # the number of keys before the key of the first query, None without a cache
         self.position_ids: Tensor | None = None  # (batch or 1, n, maybe axis), of which a rotation takes the angles
         self._angles_of_ids: Any = None
+        self._turned = 0  # of these, those of earlier attentions in the call, which may be of one image after the other
         self._keys_are_rotated = False
         # how the arguments of functions of torch are changed
         self._changes: dict[Any, Callable[..., Any]] = {_KERNEL: self._change_kernel, _MODULE: self._change_module}
@@ -90,6 +91,8 @@ class Encoded(TorchFunctionMode):
         if own and self.rotates and len(self.encoded) < sum(keys >= queries for queries, keys in self.seen):
             reason = "by einsum or in another order than product, softmax, product"
             raise ValueError(f"{name} computes attention {reason}, where no rotation of queries and keys is applied")
+        if self._turned:
+            raise ValueError(f"{name} attends over {self._turned} tokens beside those that it is given angles for")
         if not self.seen:
             raise ValueError(f"an encoding is attached to {name}, which computes no attention that torch shows")
         if others or not (self.encoded or hidden is None):
@@ -121,16 +124,18 @@ class Encoded(TorchFunctionMode):
     def _angles(self, first: Any, states: Tensor) -> Any:
         """Return cosines and sines for tokens at their position ids, or from a first position on."""
         ids, n = self.position_ids, states.shape[-2]
-        on_cpu = states.device.type == "cpu" and not torch.compiler.is_compiling()
-        # counted positions have a table; on other devices comparing would make the host wait
-        counted = self.encoding.text_places(torch.arange(n, device="cpu") + first) if on_cpu else None
+        # counted positions of text have a table; on other devices comparing would make the host wait
+        by_table = not self.attached.place.waves and states.device.type == "cpu" and not torch.compiler.is_compiling()
+        counted = self.encoding.text_places(torch.arange(n, device="cpu") + first) if by_table else None
         if ids is None or (counted is not None and torch.equal(ids, counted.expand_as(ids))):
             return self.encoding.angles_from(first, n, states.device)
         if self._angles_of_ids is None:  # queries and keys have the same, (batch, heads, n, d / 2)
+            if n > ids.shape[1]:  # tokens before those of an image do not turn
+                ids = self.position_ids = functional.pad(ids, (0, 0, n - ids.shape[1], 0))
             angles = self.encoding.angles(ids.flatten(0, 1))
             by_head = (each.unflatten(1, ids.shape[:2]).transpose(0, 1) for each in angles)
             self._angles_of_ids = tuple(by_head)
-        return self._angles_of_ids
+        return tuple(each[..., self._turned : self._turned + n, :] for each in self._angles_of_ids)
 
     def _rotated(self, query: Tensor, key: Tensor, before: Any) -> tuple[Tensor, Tensor]:
         """Return queries (batch, heads, q, d) and keys, rotated unless these were when they entered the cache."""
@@ -143,7 +148,10 @@ class Encoded(TorchFunctionMode):
             if self.encoding.axes > 1:
                 raise ValueError("coordinates of earlier keys are not known; call the model without a cache")
             self.position_ids = None
-        return self._rotate(query, before), self._rotate(key, 0)
+        rotated = self._rotate(query, before), self._rotate(key, 0)
+        if self.position_ids is not None:
+            self._turned = (self._turned + query.shape[-2]) % self.position_ids.shape[1]
+        return rotated
 
     def _keys_before(self, queries: int, slots: int, visible: Tensor | None) -> Any:
         """Return the number of keys before the key of the first query: a static cache has room for later ones."""

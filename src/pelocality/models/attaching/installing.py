@@ -27,14 +27,15 @@ from pelocality.models.attaching.positions import (
     disable_positions,
     enable_parameters,
     note_places,
+    turns_of,
 )
 from pelocality.models.attaching.saving import warn_of_adapters
 from pelocality.models.attaching.submodule import Attached, Place
 from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.layers import texts_of
 from pelocality.models.observer import Attention
-from pelocality.models.rotations import read_rotations, tokens_seen
-from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.rotations import content_places, read_rotations, tokens_seen, waves_of
+from pelocality.models.sequence_model import SequenceModel, map_tensors
 from pelocality.models.token_proof import Axes, first_text, prove_tokens, tensors_of
 
 _NESTS, _NESTED = "use_nested_tensor", f"_{ATTACHED}_used_nested_tensor"
@@ -51,6 +52,7 @@ class Plan:
         inputs: A batch that the model reads.
         places: Its attention modules, in the order in which they run first, and how each computes attention.
         own: The rotation of the model in each place, which the encoding replaces, or None.
+        length: As for `on_model`.
     """
 
     model: SequenceModel
@@ -59,6 +61,7 @@ class Plan:
     inputs: Any = None
     places: dict[nn.Module, Place] = field(default_factory=dict)
     own: Sequence[RotaryEncoding | None] = ()
+    length: int | None = None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Tells the encodings of one plan from others; copies have the same key: peft replaces modules by copies."""
 
@@ -67,22 +70,32 @@ class Plan:
         """Whether the encodings take the place of the model's own rotation."""
         return any(each is not None for each in self.own)
 
-    def on_model(self, *, rotary: bool, prove: bool = False) -> Self:
+    def on_model(self, *, rotary: bool, prove: bool = False, length: int | None = None) -> Self:
         """Return the plan with the places and rotations of the model, which is run for this.
 
         Args:
             rotary: Whether the encodings are rotations.
             prove: As for `find_places`.
+            length: The number of tokens that encodings are for, or None; of a model that reads no token ids the number
+                in constant content, on which its rotation is read.
 
         Raises:
             ValueError: The model takes no such encoding.
         """
         model = self.model
         _check_positions(model, self.disable, self.names, rotary=rotary)
-        inputs = batch_for(model, self.inputs)
-        places = find_places(model, inputs, prove=prove)
-        own = own_rotations(model, places, inputs) if rotary and self.disable else [None for _ in places]
-        plan = replace(self, inputs=inputs, places=places, own=own)
+        inputs = batch_for(model, self.inputs, None if rotary and not model.adds_tokens else length)
+        of_images = model.adds_tokens and not (self.names and model.config is None)
+        own = own_rotations(model, inputs, length) if self.disable and (rotary or of_images) else {}
+        places = find_places(model, inputs, prove=prove, turning=own if model.adds_tokens else ())
+        if model.adds_tokens and self.disable and not (self.names or own):
+            advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
+            raise ValueError(f"the positions of {model} are not known; {advice}")
+        if unread := [type(each).__name__ for each in places if own.get(each, ()) is None]:
+            raise ValueError(f"the rotation of {unread[0]} in {model} cannot be read, as it attends over other tokens")
+        places |= {each: places[each]._replace(waves=own[each][1]) for each in places if each in own}
+        rotations = [own[each][0] if rotary and each in own else None for each in places]
+        plan = replace(self, inputs=inputs, places=places, own=rotations, length=length)
         reason = None if model.adds_tokens else model.family.why_positions_remain(model.module)
         if self.disable and not plan.replaces and reason:
             raise ValueError(f"the positions of {model} cannot be disabled: {reason}; use position_embeddings='keep'")
@@ -105,7 +118,7 @@ class Plan:
         for module in base.modules():
             if vars(module).get(_NESTS):  # nn.TransformerEncoder packs texts for a kernel without encodings
                 vars(module).update({_NESTS: False, _NESTED: True})
-        if any(getattr(each, "axes", 1) > 1 for each in encodings):
+        if record is not None and any(getattr(each, "axes", 1) > 1 for each in encodings):
             for module in base.modules():
                 if "position_ids" in argument_names(module):
                     module.register_forward_pre_hook(partial(note_places, list(self.places)), with_kwargs=True)
@@ -181,9 +194,6 @@ def reading(model: nn.Module, inputs: Any = None) -> SequenceModel:
 
 def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str], *, rotary: bool) -> None:
     """Refuse positions that cannot be disabled, names where positions are known, and models without exact logits."""
-    if model.adds_tokens and disables and not names:
-        advice = "name what holds positions, disable=[...], or add the encoding to them, position_embeddings='keep'"
-        raise ValueError(f"the positions of {model} are not known; {advice}")
     if names and not (model.adds_tokens and disables):
         rule = "modules whose positions are not known, and position_embeddings='disable'"
         raise ValueError(f"disable is for {rule}; leave it out")
@@ -195,26 +205,36 @@ def _check_positions(model: SequenceModel, disables: bool, names: Sequence[str],
     check_implementation(model.module)
 
 
-def batch_for(model: SequenceModel, inputs: Any) -> Any:
-    """Return a batch that a model reads: these inputs, or two texts of a few tokens for a model of token ids."""
-    if inputs is None or not model.adds_tokens:
-        inputs = {"input_ids": torch.tensor([model.some_ids(7), model.some_ids(8)[1:]], device=model.device)}
+def batch_for(model: SequenceModel, inputs: Any, length: int | None = None) -> Any:
+    """Return a batch that a model reads: these inputs, or two texts of some tokens, or noise.
+
+    Noise has the shape of the constant content of a model that reads no token ids.
+    """
+    if not model.adds_tokens or (inputs is None and model.content is None):
+        n = length or 7
+        inputs = {"input_ids": torch.tensor([model.some_ids(n), model.some_ids(n + 1)[1:]], device=model.device)}
+    elif inputs is None:
+        if length is None:
+            raise ValueError(f"{model} reads no token ids; give example_inputs, a batch that it reads")
+        noise = partial(torch.randn, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+        inputs = map_tensors(model.content(0, length), lambda x: noise(x.shape) if x.is_floating_point() else x)
     return model.moved(inputs) if model.adds_tokens else inputs
 
 
-def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False) -> dict[nn.Module, Place]:
+def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False, turning: Any = ()) -> dict[nn.Module, Place]:
     """Return how each module computes self-attention on a batch, in the order in which they run first.
 
     Args:
         model: The model.
         inputs: The batch.
         prove: Whether to prove first that the attention of a model of token ids is over its tokens.
+        turning: The modules whose tokens are known by their rotation, if these alone attend over tokens.
 
     Raises:
         ValueError: No attention was seen, or attention outside of every part of the model, or with heads before texts,
             or not over the tokens.
     """
-    axes = _proved_axes(model, inputs) if prove or model.adds_tokens else None
+    axes = _proved_axes(model, inputs) if not turning and (prove or model.adds_tokens) else None
     causal = {each.owner: each.causal for each in axes or ()}
     column = {each.owner: each.column for each in axes or ()}
     singles: Counter[tuple[nn.Module, int | None]] = Counter()  # attentions of one head in one call of a module
@@ -223,7 +243,7 @@ def find_places(model: SequenceModel, inputs: Any, *, prove: bool = False) -> di
 
     def note(attention: Attention) -> None:
         shape, owner = attention.weights.shape, attention.owner
-        if owner is None or (axes is not None and owner not in causal):
+        if owner is None or (axes is not None and owner not in causal) or (turning and owner not in turning):
             return
         if not attention.whole:
             way = "by exponentials, for some queries at a time or inside torch.vmap, where no encoding enters"
@@ -273,22 +293,42 @@ def _unseen(model: SequenceModel, seen: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in attentions if inside.isdisjoint(module.modules())]
 
 
-def own_rotations(model: SequenceModel, modules: Iterable[nn.Module], inputs: Any) -> list[RotaryEncoding | None]:
-    """Return the rotation that each attention module is given as cosines and sines, None where there is none."""
-    modules, given = list(modules), set[nn.Module]()
+def own_rotations(model: SequenceModel, inputs: Any, length: int | None) -> dict[nn.Module, Any]:
+    """Return the rotation of each attention module that is given angles, and the waves of these as in `Place`.
+
+    None is in the place of both where a module is given other angles than those of all tokens.
+
+    Args:
+        model: The model.
+        inputs: A batch of it.
+        length: As for `Plan.on_model`.
+    """
+    given: dict[nn.Module, list[Any]] = {}
 
     def note(module: Any, args: Any, kwargs: Any) -> None:
-        if angles_of(call_of(module, args, kwargs)):
-            given.add(module)
+        for angles in angles_of(call_of(module, args, kwargs)):
+            given.setdefault(module, []).append(angles)
 
+    modules = [each for each in model.module.modules() if not isinstance(each, torch.jit.ScriptModule)]
     with inference(model.module), hooked(modules, before=note):
         model.outputs(inputs)
-    if not given:
-        return [None for _ in modules]
-    length = max(tokens_seen(model, inputs)) if model.adds_tokens or depend_on_length(model.module) else None
-    read = {call.owner: each for call, each in read_rotations(model, length) if call.owner in given}
-    own = (read.get(module) for module in modules)
-    return [each and RotaryEncoding.of_waves(*each[:2], attention_scaling=each.scaling) for each in own]
+        if not given:
+            return {}
+        given.clear()
+        length = length if model.adds_tokens and length else max(tokens_seen(model, inputs))
+        every = read_rotations(model, length if model.adds_tokens or depend_on_length(model.module) else None)
+    read, own = {call.owner: each for call, each in every}, dict[nn.Module, Any]()
+    for module, each in read.items():
+        if each is not None and module in given:
+            waves: Any = ()
+            if model.adds_tokens:  # the second run is in float32
+                turns = 1j * turns_of(given[module][1]).cpu()
+                waves = waves_of(turns.exp(), content_places(model, length))[0][0].tolist()
+            own[module] = RotaryEncoding.of_waves(*each[:2], attention_scaling=each.scaling, length=length), waves
+    # Attention in windows is not over all tokens, but is given their angles.
+    others = {module: each[1][0] for module, each in given.items() if model.adds_tokens and module not in read}
+    by_angles = {id(given[module][1][0]): each for module, each in own.items() if others}
+    return {module: by_angles.get(id(cos)) for module, cos in others.items()} | own
 
 
 def states_of(output: Any) -> list[Tensor]:

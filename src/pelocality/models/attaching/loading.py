@@ -160,14 +160,13 @@ def _restored(path: str | Path, name: str, tensors: dict[str, Tensor]) -> dict[s
 
 def _parts(model: nn.Module, saved: Mapping[nn.Module, Mapping[str, Any]]) -> list[SequenceModel]:
     """Return the parts of a model that `attach` was given: both halves of T5; or the model, if it reads no tokens."""
-    if not _reads_tokens(next(iter(saved.values()))):
-        return [reading(model)]
     parts: dict[nn.Module, SequenceModel] = {}
+    of_text = {module for module, each in saved.items() if _reads_tokens(each)}
     for module in model.modules():  # the model with its head comes before the part without it
         base = family_of(module).base(module) if isinstance(module, PreTrainedModel) else None
-        if base is not None and base not in parts and not saved.keys().isdisjoint(base.modules()):
+        if base is not None and base not in parts and not of_text.isdisjoint(base.modules()):
             parts[base] = SequenceModel(module)
-    return list(parts.values())
+    return [*parts.values(), *([reading(model)] if len(of_text) < len(saved) else [])]
 
 
 def _install(path: str | Path, part: SequenceModel, saved: Mapping[nn.Module, Mapping[str, Any]]) -> None:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pelocality._checks import WITHOUT_FLOAT64
 from pelocality.models._calls import argument_names, call_of, changes_call
 from pelocality.models.families import ATTACHED, Architecture
+from pelocality.models.rotations import places_at, radians_off
 
 # Attention modules take cosines and sines under these names.
 _ANGLES = re.compile("position_embeddings|^cos|^sin|freqs|rotary")
@@ -89,13 +91,39 @@ def without_rotation(call: dict[str, Any]) -> dict[str, Any]:
 def angles_of(call: dict[str, Any]) -> list[Angles]:
     """Return the cosines and sines, or complex tensors, among the arguments of a call."""
     every: list[Angles] = []
-
-    def noted(angles: Angles) -> Angles:
-        every.append(angles)
-        return angles
-
-    with_angles(call, noted)
+    with_angles(call, lambda angles: (every.append(angles), angles)[1])  # type: ignore[func-returns-value]
     return every
+
+
+def turns_of(angles: Angles) -> Tensor:
+    """Return the angles (batch or 1, n, band) of cosines and sines, or of complex numbers."""
+    exact = torch.float32 if angles[0].device.type in WITHOUT_FLOAT64 else torch.float64
+    cos, sin = angles if len(angles) == 2 else torch.view_as_real(angles[0]).unbind(-1)
+    turns = torch.atan2(sin.to(exact), cos.to(exact))
+    turns = turns.squeeze(-2) if turns.ndim > 2 else turns  # of all heads
+    return turns.reshape(-1, *turns.shape[-2:])
+
+
+def places_of(call: dict[str, Any], waves: Sequence[Sequence[float]]) -> Tensor:
+    """Return the coordinates of tokens (batch or 1, n, axis) by the angles among the arguments of a call.
+
+    Args:
+        call: The arguments of an attention module by name.
+        waves: How these angles turn with the coordinates, (band, axis).
+
+    Raises:
+        ValueError: The angles are not those of coordinates.
+    """
+    (angles,) = angles_of(call)
+    turns = turns_of(angles)
+    places = places_at(turns, waves)
+    if not torch.compiler.is_compiling():
+        expected = places @ turns.new_tensor(waves).mT
+        off = radians_off(turns, expected, torch.finfo(angles[0].dtype).eps)
+        if not off <= 0:
+            reason = "are not those of coordinates, as in larger images than its waves tell apart"
+            raise ValueError(f"angles that a model gives its attention {reason} (off by {off:.2g} radians)")
+    return places
 
 
 def takes_angles(module: nn.Module) -> bool:

@@ -24,6 +24,7 @@ from pelocality.models.attaching.installing import Plan, states_of
 from pelocality.models.attaching.submodule import Attached, Place
 from pelocality.models.families import ATTACHED, attached_biases
 from pelocality.models.observer import Attention, blocks_of, plain_torch
+from pelocality.models.rotations import read_rotations, tokens_seen
 from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding, largest_difference, map_tensors
 
 _TOKENS = 7
@@ -125,9 +126,12 @@ def prove_encodings(plan: Plan) -> None:
                 bias.note = functools.partial(seen.note, bias)
             model.watch(batch, seen.biased.append, None)
         _check_seen(model, seen, biases)
-        if plan.disable and inputs is None:
+        if plan.disable and (inputs is None or not plan.names):
             with plan.trial(nothing, disable=True):
-                _check_equivariance(model, batch["input_ids"])
+                if inputs is None:
+                    _check_equivariance(model, batch["input_ids"])
+                else:
+                    _check_constant(model, plan.length or 0)
 
 
 def fit_rotations(plan: Plan, encodings: Sequence[Any]) -> Plan:
@@ -286,6 +290,16 @@ def _check_equivariance(model: SequenceModel, ids: Tensor) -> None:
         same = _equal([(one[_ORDER], other)], noise) or (hybrid and _equal(of_modules, noise))
     if not same:
         raise NotProvedError("with positions disabled and all masks opened, its outputs depend on the order of tokens")
+
+
+def _check_constant(model: SequenceModel, length: int) -> None:
+    """Check that patches of the same content have the same states, behind tokens of the model's own or before them."""
+    content: Any = model.content and model.content(0, length)
+    before = max(tokens_seen(model, content)) - length
+    turning = [each for _, each in read_rotations(model, length) if each is not None]
+    if turning or not any(model.equal_states(content, slice(first, first + length)) for first in (before, 0)):
+        problem = "with its rotation disabled, tokens of the same content have other states"
+        raise NotProvedError(f"{problem}; name what else holds positions, disable=[...]")
 
 
 def _is_hybrid(model: SequenceModel) -> bool:

@@ -3,20 +3,21 @@
 import functools
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pelocality.encodings import Encoding
-from pelocality.models._calls import call_of, hidden_argument
+from pelocality.models._calls import call_of, changes_call, hidden_argument
 from pelocality.models._restore import called, override, override_forward
 from pelocality.models._weights import loaded
 from pelocality.models.attaching.attention import CachedKeys, Encoded
 from pelocality.models.attaching.calls import caches_of
-from pelocality.models.attaching.positions import Angles, angles_of, takes_angles, with_angles, without_rotation
+from pelocality.models.attaching.positions import angles_of, places_of, takes_angles, with_angles, without_rotation
 from pelocality.models.families import ATTACHED, Architecture
+from pelocality.models.observer import unobserved
 
 CONFIGURATION = "_extra_state"
 """The key under which PyTorch keeps the result of ``get_extra_state`` in a state dict."""
@@ -30,6 +31,7 @@ class Place(NamedTuple):
         sink: Whether its softmax has one more column than keys.
         first: The column of the first token: 1 behind such a column, otherwise 0.
         parts: How many attentions it computes in one call, one for each of its heads; 1 where one computes them all.
+        waves: How the angles that it is given turn with coordinates, (band, axis), if these are read from the angles.
         causal: Whether no query saw a later key.
         key_size: The dimensions of its keys, if these enter a cache and no later layer reads them from there; or else
             0. Such keys are rotated once, before they enter the cache.
@@ -41,6 +43,7 @@ class Place(NamedTuple):
     key_size: int = 0
     first: int = 0
     parts: int = 1
+    waves: Sequence[Sequence[float]] = ()
 
 
 def read_configuration(state: Tensor) -> dict[str, Any]:
@@ -87,7 +90,7 @@ class Attached(nn.Module):
         self.places: Tensor | None = None  # coordinates of tokens on several axes, in the last call
         self.takes_position_ids = False  # whether its last call had position ids, and the encoding is a rotation
         self.gives_angles = False  # whether parts of the attention module are given angles
-        self.own_angles: list[Angles] = []  # those of the model, in the last call
+        self.own_angles: list[tuple[Tensor, ...]] = []  # those of the model, in the last call
         self.key_size = 0  # dimensions of the keys of its last attention
         self.frozen: list[str] = []
         self.note: Callable[[Callable[[], tuple[Tensor, Tensor]]], None] | None = None
@@ -173,6 +176,12 @@ class Attached(nn.Module):
             if self.is_rotation and fits and ids.shape[1] == hidden.shape[self.record.token_axis]:
                 self.takes_position_ids, mode.position_ids = True, ids
             kwargs |= {name: CachedKeys(cache, mode) for name, cache in caches_of(kwargs).items()}
+        elif self.place.waves and self.positions_disabled:
+            if self.is_rotation:
+                with nullcontext() if torch.compiler.is_compiling() else unobserved():
+                    mode.position_ids = places_of(call_of(attention, args, kwargs), self.place.waves)
+            still = changes_call(lambda module, call: call.update(without_rotation(call)))
+            args, kwargs = still(attention, args, kwargs)
         with mode:
             output = forward(*args, **kwargs)
         if not torch.compiler.is_compiling():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from pelocality._toeplitz import toeplitz
+from pelocality.encodings import RotaryEncoding
 from pelocality.encodings._scores import masked_softmax
 from pelocality.models._inference import forget_longest_input
 from pelocality.models._weights import embedding_weight, loaded, position_parts
@@ -18,6 +19,7 @@ from pelocality.models.layers import requested_layers
 from pelocality.models.logits.content import ByDistance, Content, mean_content
 from pelocality.models.logits.terms import capped, captured_inputs, known_logits, logit_terms, queries_and_keys
 from pelocality.models.measuring.result import interval_of, metric_of
+from pelocality.models.rotations import read_rotations
 from pelocality.models.sequence_model import SequenceModel
 
 _REPEATS = 4  # tokens of one word, run to check that its content is the same at every position
@@ -45,6 +47,8 @@ class PositionalLogits:
         content: Mean queries and keys of each text or word; None if the logits are exact.
         words: The words averaged over.
         word_ids: Their token ids.
+        rotations: The rotation of each layer, with the pairs of dimensions of the content, where tokens have several
+            coordinates (Qwen2-VL); empty otherwise.
     """
 
     relative: Tensor | None
@@ -56,6 +60,7 @@ class PositionalLogits:
     content: Content | None = None
     words: tuple[str, ...] = ()
     word_ids: tuple[int, ...] = ()
+    rotations: tuple[RotaryEncoding, ...] = ()
     _by_distance: tuple[ByDistance, ...] = ()
 
     @property
@@ -92,6 +97,29 @@ class PositionalLogits:
                       [0.5000, 0.5000]]]])
         """
         return masked_softmax(capped(self.logits, self.caps), self.visible[:, None])
+
+    def at(self, displacements: Tensor) -> Tensor:
+        r"""Return the logits at displacements of several coordinates, such as of the patches of an image.
+
+        Distances in ``relative`` are those of text, where all coordinates are the same. The equation is that of
+        ``RotaryEncoding.kernel``, for the mean content.
+
+        Args:
+            displacements: $x_j - x_i$ from the query to the key, (m, axis): frames or tokens, rows and columns.
+
+        Returns:
+            (layer, head, m), in float64 where the device has it.
+
+        Raises:
+            ValueError: Tokens of the model have one coordinate, or displacements have others.
+        """
+        if self.content is None or not self.rotations:
+            raise ValueError("tokens of the model have one coordinate, so displacements are distances, as of relative")
+        content = self.content.mean() if self.method == "texts" else self.content
+        both = zip(content.queries.unbind(1), content.keys.unbind(1), strict=True)
+        layers = zip(self.rotations, self._by_distance, both, strict=True)
+        kernels = [rotation.kernel(*pair, displacements, scale=layer.scaling) for rotation, layer, pair in layers]
+        return torch.stack(kernels).mean(1)
 
     def interval(self, metric: str = "locality", confidence: float = 0.95) -> tuple[Tensor, Tensor]:
         r"""Return the interval of a metric of ``attention`` over the texts or words.
@@ -262,8 +290,22 @@ def positional_logits(
             relative = torch.stack(list(_logits(by_distance, content, method)))
     caps = tuple(family.cap(modules[layer]) for layer in chosen)
     visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen]).to(model.device)
-    of_content = (content, names, ids, () if content is None else tuple(by_distance))
+    if content is None:
+        return PositionalLogits(relative, chosen, visible, method, caps, matrix)
+    rotations = _rotations(model, [modules[layer] for layer in chosen], content.queries.shape[-1])
+    of_content = content, names, ids, rotations, tuple(by_distance)
     return PositionalLogits(relative, chosen, visible, method, caps, matrix, *of_content)
+
+
+def _rotations(model: SequenceModel, modules: Sequence[Any], size: int) -> tuple[RotaryEncoding, ...]:
+    """Return the rotation of each layer by several coordinates, with pairs of the dimensions of content (..., size)."""
+    if not (getattr(model.config, "rope_parameters", None) or {}).get("mrope_section"):
+        return ()
+    read = {call.owner: each for call, each in read_rotations(model)}
+    every = [each for module in modules if (each := read.get(module)) is not None]
+    waves = [nn.functional.pad(each.frequencies, (0, 0, 0, size // 2 - len(each.pairs))) for each in every]
+    both = zip(waves, every, strict=True)
+    return tuple(RotaryEncoding.of_waves(None, each, attention_scaling=rotation.scaling) for each, rotation in both)
 
 
 def _logits(by_distance: Sequence[ByDistance], content: Content | None, method: Method) -> Iterator[Tensor]:
