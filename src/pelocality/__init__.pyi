@@ -68,6 +68,8 @@ from .metrics import (
     profile_asymmetry as profile_asymmetry,
     relative_asymmetry as relative_asymmetry,
     sink_rate as sink_rate,
+    step_balance as step_balance,
+    step_profile as step_profile,
     symmetry as symmetry,
     toeplitz_share as toeplitz_share,
     window as window,
