@@ -88,6 +88,7 @@ from .models import (
     head_classes as head_classes,
     influence as influence,
     load as load,
+    order_use as order_use,
     positional_attention as positional_attention,
     positional_logits as positional_logits,
     reflection_gap as reflection_gap,

@@ -75,8 +75,8 @@ class Influence(SequenceModel):
     def changed_token(self, inputs: Any, other: Any) -> int | None:
         """Return the only position whose hidden states before the first layer differ between two inputs, or None."""
         with self.explaining(inputs), inference(self.module), self.observable():
-            texts = [next(_texts(self.moved(each))) for each in (inputs, other)]
-            before = [_layers_and_run(self, each, self._axes or {})[1] for each in texts]
+            texts = [next(single_texts(self.moved(each))) for each in (inputs, other)]
+            before = [layers_and_run(self, each, self._axes or {})[1] for each in texts]
         moved = torch.sub(*before).abs().amax(-1).flatten()
         return int(moved.argmax()) if int((moved > _FAR * moved.max()).sum()) == 1 else None
 
@@ -88,7 +88,7 @@ class Influence(SequenceModel):
         """
         with self.explaining(inputs), inference(self.module), self.observable(), _differentiable(self.module):
             # what is read from a device is read before it has work to do
-            texts = [(text, self._seed_of(text)) for text in _texts(self.moved(inputs))]
+            texts = [(text, self._seed_of(text)) for text in single_texts(self.moved(inputs))]
             by_text = [self._layers(*text) for text in texts]
             if bool((torch.cat([total.sum(-1) for layers in by_text for _, total in layers]) == 0).any()):
                 what = "some of its hidden states depend on no input embedding"
@@ -110,8 +110,8 @@ class Influence(SequenceModel):
     def _layers(self, inputs: Any, seed: int) -> list[tuple[Block | None, Tensor]]:
         """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of."""
         if self._axes is None:
-            self._axes = {} if self.content else _axes_of_tokens(self, inputs)
-        blocks, states, n, axes, run = _layers_and_run(self, inputs, self._axes)
+            self._axes = {} if self.content else axes_of_tokens(self, inputs)
+        blocks, states, n, axes, run = layers_and_run(self, inputs, self._axes)
         width = states.numel() // n
         if self.directions > width:
             raise ValueError(f"directions={self.directions} is more than the {width} dimensions of its embeddings")
@@ -219,7 +219,7 @@ def influence(
     return text_average(view, texts, tokenizer=tokenizer, **options)
 
 
-def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
+def axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
     """Return which axis of the hidden states that each module returns is the tokens, counted from the last.
 
     Found at a number of tokens that is the size of no other axis, or on a text if the model reads no such number.
@@ -227,7 +227,7 @@ def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
     axes: dict[nn.Module, int] = {}
 
     def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        states = _hidden(result)
+        states = hidden_states(result)
         if states is not None and list(states.shape).count(length) == 1:
             axes[module] = list(states.shape).index(length) - states.ndim
 
@@ -243,7 +243,7 @@ def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
     return axes
 
 
-def _layers_and_run(
+def layers_and_run(
     model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int]
 ) -> tuple[tuple[Block | None, ...], Tensor, int, tuple[int, ...], _Map]:
     """Return what the derivatives of a model on one text are taken of, found in one run.
@@ -265,7 +265,7 @@ def _layers_and_run(
     output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
 
     def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        read, states = _hidden((args, kwargs)), _hidden(result)
+        read, states = hidden_states((args, kwargs)), hidden_states(result)
         if module is model.module:
             output.append((read, states))
         if module in blocks and read is not None and states is not None and read.shape == states.shape:
@@ -307,16 +307,14 @@ def _layers_and_run(
             replaced.append(module)
             if result:
                 return others
-            read = _hidden((args, kwargs))
-            swapped = {name: others if each is read else each for name, each in kwargs.items()}
-            return tuple(others if each is read else each for each in args), swapped
+            return with_states(args, kwargs, hidden_states((args, kwargs)), others)
 
         with ExitStack() as stack:
             if embedded:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
                 stack.enter_context(changed(source, "_forward_hooks", OrderedDict()))
             before, after = (None, replace) if embedded else (replace, None)
             stack.enter_context(hooked([source], before, after, last=True))
-            stack.enter_context(hooked(outputs, after=lambda *call: layers.append(_hidden(call[-1])), last=True))
+            stack.enter_context(hooked(outputs, after=lambda *call: layers.append(hidden_states(call[-1])), last=True))
             model.run(inputs)
         return tuple(layers)
 
@@ -380,12 +378,18 @@ def _backward_twice(run: _Map, states: Tensor) -> _Map:
     return lambda tangent: torch.autograd.grad(gradient, weights, tangent, retain_graph=True)
 
 
-def _hidden(states: Any) -> Tensor | None:
+def hidden_states(states: Any) -> Tensor | None:
     """Return the first tensor of floats with three axes or more in the arguments or the output of a module, or None."""
     if isinstance(states, Tensor):
         return states if states.is_floating_point() and states.ndim > 2 else None
     parts = states.values() if isinstance(states, Mapping) else states if isinstance(states, tuple | list) else ()
-    return next((first for each in parts if (first := _hidden(each)) is not None), None)
+    return next((first for each in parts if (first := hidden_states(each)) is not None), None)
+
+
+def with_states(args: Any, kwargs: Any, read: Tensor | None, others: Tensor) -> tuple[Any, Any]:
+    """Return the arguments of a call of a module with other hidden states in the place of those that it reads."""
+    swapped = {name: others if each is read else each for name, each in kwargs.items()}
+    return tuple(others if each is read else each for each in args), swapped
 
 
 def _by_position(states: Tensor, axis: int) -> Tensor:
@@ -401,7 +405,7 @@ def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> 
         return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
 
 
-def _texts(inputs: Any) -> Iterator[Any]:
+def single_texts(inputs: Any) -> Iterator[Any]:
     """Yield each text of a batch alone, without padding."""
     texts, masked = texts_of(inputs), isinstance(inputs, Mapping) and {"input_ids", "attention_mask"} <= inputs.keys()
     for row in range(texts):
