@@ -2,7 +2,7 @@
 
     python -m experiments.beyond.order_use --smoke  # MiniLM on examples/data
     python -m experiments.beyond.order_use --model minilm mpnet smollm2 --text wikitext2_valid.txt
-    python -m experiments.beyond.order_use --results docs/results/order_use.csv  # the tables again
+    python -m experiments.beyond.order_use --results docs/results/order_use*.csv  # the tables again
 
 `order_use` exchanges pairs of neighbouring words, or their position ids in SmolLM2-135M, and replaces the same pairs by
 words of another text. Each model is measured as it is and with random weights (seed 0); by direct reading, where every
@@ -17,14 +17,16 @@ from itertools import islice
 from pathlib import Path
 
 import pandas as pd
+import torch
+from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM, logging
 
 from experiments.beyond.real_models import untrained_copy
 from experiments.runs import DATA, PACKAGES, markdown, packaged
 from pelocality import NoEncoding, RotaryEncoding, attach, order_use, step_profile, text_average
-from pelocality.statistics import Estimate
+from pelocality.statistics import Estimate, mean_over_runs
 
-TEXTS = {"minilm": (32, 2), "mpnet": (16, 3), "smollm2": (12, 5)}  # number of texts, and every k-th pair of each
+TEXTS = {"minilm": (32, 2), "mpnet": (12, 3), "smollm2": (8, 5)}  # number of texts, and every k-th pair of each
 REACH = 16
 SCALES = (0.5, 0.8, 1.0, 1.25, 2.0)
 
@@ -47,14 +49,11 @@ def texts_of(path, tokenizer, length, number):
 def steps(model, texts, tokenizer, name):
     """Return locality and balance of the steps of each layer's attention, as `order_use` has those of movement."""
     attention = text_average(model, texts, tokenizer, without_first=int(name == "smollm2"), progress=False)
-    profile, n = step_profile(attention).sum(1), attention.length  # (layer, 2n - 1)
-    columns = []
-    for past, future in zip(profile[:, : n - 1].flip(1)[:, :REACH], profile[:, n : n + REACH], strict=True):
-        left, right = past.nansum(), future.nansum()
-        near = sum((past[k] + future[k]).nan_to_num() / 2**k for k in range(len(past)))
-        columns.append({"step_locality": float(near / (left + right)), "step_balance": float(right / (left + right))})
-    frame = pd.DataFrame(columns)
-    return frame.assign(step_balance=2 * frame["step_balance"] - 1)
+    profile, n = step_profile(attention).sum(1).nan_to_num(), attention.length  # (layer, 2n - 1)
+    past, future = profile[:, : n - 1].flip(1)[:, :REACH], profile[:, n:][:, :REACH]
+    near, both = (past + future) / 2.0 ** torch.arange(past.shape[1]), past + future
+    balance = (future - past).sum(1) / both.sum(1)
+    return pd.DataFrame({"step_locality": (near.sum(1) / both.sum(1)).tolist(), "step_balance": balance.tolist()})
 
 
 def once(path, measure):
@@ -88,41 +87,58 @@ def dialled(model, texts, tokenizer, scale, every):
     return pd.DataFrame({"scale": scale, "layers": share[:, :-1].mean(1), "next word": share[:, -1]})
 
 
-def with_interval(row, name):
+def interval(row, name):
     """Return a number of a row with its interval."""
     return format(Estimate(row[name], row[f"{name}_low"], row[f"{name}_high"]), ".2f")
 
 
-def report(frame, dial):
-    """Print the table of each model by layer, the mean over layers of every run, and the dial."""
-    keys = ["layer", "state", "direct", "change"]
-    for name, of_model in frame[frame["state"] != "no positions"].groupby("model", sort=False):
+def table_of(trained, untrained, through):
+    """Return the table of a model by layer: what is read directly, beside its controls, and through all layers."""
+    table = pd.DataFrame({"layer": trained["layer"], "share of content": trained.apply(interval, axis=1, name="share")})
+    table["untrained"] = untrained["share"].map("{:.3f}".format)
+    table["locality"] = trained.apply(interval, axis=1, name="locality")
+    table["locality of content"] = trained["content_locality"].map("{:.2f}".format)
+    table["of steps"] = trained["step_locality"].map("{:.2f}".format)
+    table["balance"] = trained.apply(interval, axis=1, name="balance")
+    table["balance of steps"] = trained["step_balance"].map("{:.2f}".format)
+    table["share through all layers"] = through.apply(interval, axis=1, name="share")
+    return table
+
+
+def report(frame):
+    """Print the tables of each model, of means over layers, and of ranks over layers."""
+    means, ranks = [], []
+    for name, of_model in frame.groupby("model", sort=False):
+        runs = {key: run.reset_index(drop=True) for key, run in of_model.groupby(["change", "direct", "state"])}
         main = of_model["change"].iloc[0]
-        rows, of_model = [], of_model.set_index(keys).sort_index()
-        for layer in of_model.index.unique("layer"):
-            row, chance = (of_model.loc[(layer, state, True, main)] for state in ("trained", "untrained"))
-            rows.append(
-                {
-                    "layer": layer,
-                    "share, direct": with_interval(row, "share"),
-                    "untrained": f"{chance['share']:.3f}",
-                    "locality": with_interval(row, "locality"),
-                    "of content": f"{row['content_locality']:.2f}",
-                    "balance": with_interval(row, "balance"),
-                    "step locality": f"{row['step_locality']:.2f}",
-                    "step balance": f"{row['step_balance']:.2f}",
-                    "share, through all layers": with_interval(of_model.loc[(layer, "trained", False, main)], "share"),
-                }
-            )
-        print(f"\n{name}\n\n{markdown(pd.DataFrame(rows))}")
-    means = frame.groupby(["model", "change", "direct", "state"], sort=False)["share"].mean().reset_index()
-    means["share"] = means["share"].map("{:.3g}".format)
-    print(f"\nmean over layers\n\n{markdown(means)}")
-    if dial is not None:
-        shares = dial.groupby("scale").agg(["mean", "sem"])
-        rows = [{"angles x": scale, **{name: f"{row[name, 'mean']:.2f} ({row[name, 'sem']:.2f})" for name in
-                 ("layers", "next word")}} for scale, row in shares.iterrows()]  # fmt: skip
-        print(f"\nshare of content in SmolLM2, mean (standard error over texts)\n\n{markdown(pd.DataFrame(rows))}")
+        direct, through = (runs[main, one, "trained"] for one in (True, False))
+        table = table_of(direct, runs[main, True, "untrained"], through)
+        print(f"\n{name}, exchange of {main}\n\n{markdown(table[:: 1 if len(table) < 13 else 3])}")
+        for change, one in sorted({key[:2] for key in runs}, reverse=True):
+            row = {"model": name, "exchange of": change, "read": "directly" if one else "through all layers"}
+            for state in ("trained", "untrained", "no positions"):
+                row[state] = f"{runs[change, one, state]['share'].mean():.3f}" if (change, one, state) in runs else ""
+            means.append(row)
+        pairs = {
+            "through all layers: order, content": (through["locality"], through["content_locality"]),
+            "directly: order, content": (direct["locality"], direct["content_locality"]),
+            "directly: order, steps": (direct["locality"], direct["step_locality"]),
+        }
+        ranks.append({"model": name} | {key: f"{spearmanr(*pair).statistic:.2f}" for key, pair in pairs.items()})
+    print(f"\nshare of content, mean over layers\n\n{markdown(pd.DataFrame(means))}")
+    print(f"\nrank correlation over layers of two localities\n\n{markdown(pd.DataFrame(ranks))}")
+
+
+def report_dial(dial):
+    """Print the share of content by the scale of the angles, with intervals over texts."""
+    rows = [
+        {
+            "angles x": f"{scale:g}",
+            **{name: format(mean_over_runs(each[name]), ".2f") for name in ("layers", "next word")},
+        }
+        for scale, each in dial.groupby("scale")
+    ]
+    print(f"\nshare of content in SmolLM2 by ids, through all layers\n\n{markdown(pd.DataFrame(rows))}")
 
 
 def main():
@@ -131,18 +147,19 @@ def main():
     parser.add_argument("--text", type=Path, default=DATA / "text.txt", help="one paragraph a line")
     parser.add_argument("--length", type=int, default=48, help="tokens of a text")
     parser.add_argument("--output", type=Path, default=Path("outputs/order_use"), help="folder of the results")
-    parser.add_argument("--results", type=Path, help="print the tables of these results again, measure nothing")
+    parser.add_argument("--results", type=Path, nargs="+", help="print the tables of these results, measure nothing")
     parser.add_argument("--smoke", action="store_true", help="few short texts, to see it run")
     arguments = parser.parse_args()
     if arguments.results:
-        dial = arguments.results.with_name("order_use_dial.csv")
-        return report(pd.read_csv(arguments.results), pd.read_csv(dial) if dial.exists() else None)
+        for path in arguments.results:
+            (report_dial if "dial" in path.stem else report)(pd.read_csv(path))
+        return
     logging.set_verbosity_error()
     runs = arguments.output / "runs"
     runs.mkdir(parents=True, exist_ok=True)
-    tables, dial = [], None
+    tables, scaled = [], []
     for name in arguments.model:
-        number, every = (3, 2) if arguments.smoke else TEXTS[name]
+        number, every = (2, 3) if arguments.smoke else TEXTS[name]
         model, tokenizer = packaged(name)
         texts = texts_of(arguments.text, tokenizer, 12 if arguments.smoke else arguments.length, number)
         for run in readings(name):
@@ -150,15 +167,14 @@ def main():
             tables.append(once(path, partial(layers_of, name, model, texts, tokenizer, run, every)))
         if name == "smollm2":
             decoder, _ = packaged(name, AutoModelForCausalLM)
-            scales = [
-                once(runs / f"dial-{scale:g}.csv", partial(dialled, decoder, texts, tokenizer, scale, every))
-                for scale in SCALES
-            ]
-            dial = pd.concat(scales)
-            dial.to_csv(arguments.output / "order_use_dial.csv", index=False)
-    frame = pd.concat(tables)
-    frame.to_csv(arguments.output / "order_use.csv", index=False)
-    report(frame, dial)
+            for scale in SCALES:
+                measure = partial(dialled, decoder, texts, tokenizer, scale, every)
+                scaled.append(once(runs / f"dial-{scale:g}.csv", measure))
+    parts = {"order_use": (tables, report), "order_use_dial": (scaled, report_dial)}
+    for name, (measured, show) in parts.items():
+        if measured:
+            pd.concat(measured).to_csv(arguments.output / f"{name}.csv", index=False)
+            show(pd.concat(measured))
 
 
 if __name__ == "__main__":

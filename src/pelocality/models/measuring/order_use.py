@@ -101,8 +101,7 @@ class OrderUse(DisplayMixin):
         Returns:
             A row for each layer and distance: ``exchanged`` and ``replaced``, each with its interval.
         """
-        reach = self.exchanged.shape[-1]
-        rows = []
+        rows, reach = [], self.exchanged.shape[-1]
         for place, layer in enumerate(self.layers):
             for distance in (*range(-reach, 0), *range(1, reach + 1)):
                 at = slice(None), place, int(distance > 0), abs(distance) - 1
@@ -269,20 +268,19 @@ def _with_position_ids(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _replacement(texts: list[_Text], number: int, place: int) -> Tensor | None:
-    """Return two words of another text with as many tokens as a pair, from about its place; None if there are none."""
-    start, _, stop = texts[number].pairs[place]
-    others = (other for other in texts[number + 1 :] + texts[:number])
+    """Return two words of another text, not the same ones, with as many tokens as a pair; None if there are none.
+
+    The search begins at the place of the pair in the next text.
+    """
+    ids, (start, _, stop) = texts[number].inputs["input_ids"][0], texts[number].pairs[place]
+    others = texts[number + 1 :] + texts[:number]
     spans = ((other, span) for other in others for span in other.pairs[place:] + other.pairs[:place])
-    same = (other.inputs["input_ids"][0, s:e] for other, (s, _, e) in spans if e - s == stop - start)
-    return next(same, None)
+    words = (other.inputs["input_ids"][0, s:e] for other, (s, _, e) in spans if e - s == stop - start)
+    return next((each for each in words if not torch.equal(each, ids[start:stop])), None)
 
 
 def _run(
-    model: SequenceModel,
-    calls: list[tuple[nn.Module, int]],
-    inputs: dict[str, Tensor],
-    put: Callable[[int, Tensor], Tensor] | None = None,
-    output: bool = False,
+    model: SequenceModel, calls: list[tuple[nn.Module, int]], inputs: Any, put: Any = None, output: bool = False
 ) -> tuple[list[Any], list[Any], Any]:
     """Return what each layer reads and returns, (batch, n, ...), and the log-probabilities of an output or None.
 
@@ -293,17 +291,14 @@ def _run(
         put: From the place of a layer among them and what it would read to what it reads instead.
         output: Whether the head runs too.
     """
-    reads: list[Any] = []
-    states: list[Any] = []
+    reads, states = list[Any](), list[Any]()
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if len(reads) == len(calls):
-            raise ValueError("its layers run more often on several texts than on one; pass batch_size=1")
         read, axis = hidden_states((args, kwargs)), calls[len(reads)][1]
         reads.append(None if read is None else read.movedim(axis, 1))
-        if read is None or put is None:
-            return None
-        return with_states(args, kwargs, read, put(len(reads) - 1, reads[-1]).movedim(1, axis))
+        if read is not None and put is not None:
+            return with_states(args, kwargs, read, put(len(reads) - 1, reads[-1]).movedim(1, axis))
+        return None
 
     def after(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         states.append(hidden_states(result).movedim(calls[len(states)][1], 1))  # type: ignore[union-attr]
@@ -349,7 +344,7 @@ def _moves(
     run: Callable[..., Any], text: _Text, pairs: list[Any], by_ids: bool, direct: bool, reach: int, batch_size: int
 ) -> Tensor:
     """Return the mean movement by exchange and by replacement, (2, layer, side, distance)."""
-    inputs, ids, n = text.inputs, text.inputs["input_ids"], len(text.included)
+    inputs, n = text.inputs, len(text.included)
     reads, states, scores = run(inputs)
     counted = [each[0, text.included.to(each.device)].flatten(1).float() for each in states]
     variances = [(each - each.mean(0)).square().sum(-1).mean() for each in counted]
@@ -359,19 +354,17 @@ def _moves(
     column = distance - 1 + reach * (token < start)
     column[(distance < 1) | (distance > reach) | ~text.included] = 2 * reach  # of tokens that do not count
 
-    order = torch.tensor([[*range(s), *range(m, e), *range(s, m), *range(e, n)] for (s, m, e), _ in pairs])
-    replaced = ids.repeat(len(pairs), 1)
-    for row, ((s, _, e), other) in zip(replaced, pairs, strict=True):
-        row[s:e] = other
-    exchange = (
-        {"position_ids": inputs["position_ids"][0][order.argsort(-1)]} if by_ids else {"input_ids": ids[0][order]}
-    )
+    changed = "position_ids" if by_ids else "input_ids"
+    exchanged, replaced = (inputs[name].repeat(len(pairs), 1) for name in (changed, "input_ids"))
+    for row, ((s, m, e), other) in enumerate(pairs):
+        exchanged[row, s:e] = exchanged[row, s:e].roll(m - s if by_ids else s - m)
+        replaced[row, s:e] = other
     profiles = []
-    for name, rows in (*exchange.items(), ("input_ids", replaced)):
+    for name, rows in ((changed, exchanged), ("input_ids", replaced)):
         sums = torch.zeros(len(states) + (scores is not None), 2 * reach + 1, dtype=torch.float64, device="cpu")
-        for part in torch.arange(len(pairs)).split(batch_size):  # type: ignore[no-untyped-call]
+        for part in torch.arange(len(pairs), device="cpu").split(batch_size):  # type: ignore[no-untyped-call]
             batch = {key: each.expand(len(part), *each.shape[1:]) for key, each in inputs.items()}
-            put = partial(_frozen, reads, (distance[part] < 1).to(ids.device)) if direct else None
+            put = partial(_frozen, reads, (distance[part] < 1).to(rows.device)) if direct else None
             _, after, new_scores = run(batch | {name: rows[part]}, put)
             moved = [(a - b).flatten(2).float().square().sum(-1) for a, b in zip(after, states, strict=True)]
             moved = [each / variance for each, variance in zip(moved, variances, strict=True)]
