@@ -110,7 +110,7 @@ class Influence(SequenceModel):
     def _layers(self, inputs: Any, seed: int) -> list[tuple[Block | None, Tensor]]:
         """Return the mean squares (n, n) of each layer's derivatives on one text, with the block that it is of."""
         if self._axes is None:
-            self._axes = {} if self.content else axes_of_tokens(self, inputs)
+            self._axes = {} if self.content else _axes_of_tokens(self, inputs)
         blocks, states, n, axes, run = layers_and_run(self, inputs, self._axes)
         width = states.numel() // n
         if self.directions > width:
@@ -219,7 +219,7 @@ def influence(
     return text_average(view, texts, tokenizer=tokenizer, **options)
 
 
-def axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
+def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
     """Return which axis of the hidden states that each module returns is the tokens, counted from the last.
 
     Found at a number of tokens that is the size of no other axis, or on a text if the model reads no such number.
@@ -244,14 +244,14 @@ def axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
 
 
 def layers_and_run(
-    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int]
+    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int] | None = None
 ) -> tuple[tuple[Block | None, ...], Tensor, int, tuple[int, ...], _Map]:
     """Return what the derivatives of a model on one text are taken of, found in one run.
 
     Args:
         model: The model.
         inputs: The text.
-        axes: The axis of tokens in the hidden states that modules return; (batch, n, d) of others.
+        axes: The axis of tokens in the hidden states that modules return; (batch, n, d) of others. None: to be found.
 
     Returns:
         The block of each layer (None for a model without blocks), the embeddings of the text, the number of positions
@@ -259,6 +259,7 @@ def layers_and_run(
         hidden states of each layer.
     """
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    axes = _axes_of_tokens(model, inputs) if axes is None else axes
     blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
     embedded: list[tuple[nn.Module, Tensor]] = []
     ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read

@@ -18,13 +18,7 @@ from pelocality.models._restore import hooked
 from pelocality.models.function import AttentionFunction
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.layers import layer_numbers
-from pelocality.models.measuring.influence import (
-    axes_of_tokens,
-    hidden_states,
-    layers_and_run,
-    single_texts,
-    with_states,
-)
+from pelocality.models.measuring.influence import hidden_states, layers_and_run, single_texts, with_states
 from pelocality.models.sequence_model import SequenceModel, equal_but_for_rounding, largest_difference
 from pelocality.models.token_proof import with_another
 from pelocality.statistics import mean_over_runs
@@ -213,7 +207,7 @@ def order_use(
         raise ValueError("texts hold no text of three tokens; pass some text (a generator can be read only once)")
     one = rows[0][0]
     with model.explaining(one), inference(model.given):
-        blocks, *_, axes, _ = layers_and_run(model, one, axes_of_tokens(model, one))
+        blocks, *_, axes, _ = layers_and_run(model, one)
     modules = [model.module if block is None else block[0][block[1]] for block in blocks]
     run = partial(_run, model, list(zip(modules, axes, strict=True)))
     if without_first is None:
