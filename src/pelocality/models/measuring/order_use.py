@@ -200,7 +200,7 @@ def order_use(
     if isinstance(model, AttentionFunction) or model.content is not None:
         raise TypeError(f"model must be a module that reads token ids and has hidden states, got {model}")
     batches = TextBatches(model, texts, tokenizer, special_tokens, 0, batch_size, progress=False, words=True)
-    read: Any = (zip(single_texts(inputs), included, strict=True) for inputs, included in batches)
+    read: Any = (zip(single_texts(each), included, strict=True) for each, included in batches)  # type: ignore[arg-type]
     rows = [(inputs, included) for batch in read for inputs, included in batch if inputs["input_ids"].shape[1] > 2]
     words = [inputs.pop("word_ids", None) for inputs, _ in rows]
     if not rows:
