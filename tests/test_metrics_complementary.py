@@ -56,6 +56,13 @@ def loop(name, A):
             right = sum(A[i][j] for i in span for j in span if j > i)
             left = sum(A[i][j] for i in span for j in span if j < i)
             return (right - left) / (right + left)
+        case "step_balance" | "step_profile":
+            steps = {k: [(A[i][i + k] - A[i][i + k + 1]) ** 2 for i in range(n - 1 - k)] for k in range(1, n)}
+            steps |= {-k: [(A[i][i - k] - A[i][i - k - 1]) ** 2 for i in range(k + 1, n)] for k in range(1, n)}
+            if name == "step_profile":
+                return [mean(steps.get(k, [])) for k in range(1 - n, n)]
+            left, right = (sum(sum(values) for k, values in steps.items() if k * side > 0) for side in (-1, 1))
+            return (right - left) / (right + left) if n > 2 else 0
         case "past_locality":
             return mean(
                 [sum(A[i][j] / 2 ** (i - j - 1) for j in range(i)) / sum(p) for i, p in enumerate(past) if sum(p)]
@@ -88,16 +95,19 @@ def loop(name, A):
     "name",
     [
         "direction_balance", "past_locality", "mean_distance", "window", "distance_profile", "profile_asymmetry",
-        "toeplitz_share", "monotonicity", "entropy", "sink_rate",
+        "toeplitz_share", "monotonicity", "entropy", "sink_rate", "step_balance", "step_profile",
     ],
 )  # fmt: skip
 def test_a_complementary_metric_equals_its_equation(name, n):
     attention = random_attention(3, n, n, seed=n)
     expected = torch.tensor([loop(name, matrix) for matrix in attention.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(getattr(metrics, name)(attention), expected)
+    torch.testing.assert_close(getattr(metrics, name)(attention), expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["direction_balance", "past_locality", "mean_distance", "entropy", "sink_rate"])
+ROWS = ["direction_balance", "past_locality", "mean_distance", "entropy", "sink_rate", "step_balance"]
+
+
+@pytest.mark.parametrize("name", ROWS)
 def test_row_values_depend_on_their_rows_only(name):
     attention = random_attention(6, 6)
     other = random_attention(6, 6, seed=1)

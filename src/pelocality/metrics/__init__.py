@@ -31,6 +31,7 @@ from pelocality.metrics.published import (
     measure as measure,
     symmetry as symmetry,
 )
+from pelocality.metrics.steps import step_balance as step_balance, step_profile as step_profile
 from pelocality.metrics.structure import (
     crop as crop,
     entropy as entropy,

@@ -12,6 +12,7 @@ These functions and classes measure a model:
 - ``rotary_bands``: which frequencies of its rotations each head uses on text.
 - ``head_classes``: what each head does: previous token, induction, sink, positional or symbolic, with controls.
 - ``decompose``: the logits of real text as content, position and the two cross terms.
+- ``order_use``: how far tokens move if two neighbouring words change places, and which layer reads that.
 - ``reflection_gap``: whether a model can distinguish a sequence from its reversal.
 - ``audit``: which positions a model really runs, declared by its configuration against measured.
 - ``LocalityCallback``: locality, symmetry and their complements of every layer while a model trains.

@@ -21,6 +21,7 @@ from .logits.decomposition import Decomposition as Decomposition, decompose as d
 from .logits.position import PositionalLogits as PositionalLogits, positional_logits as positional_logits
 from .measuring.identical_words import positional_attention as positional_attention
 from .measuring.influence import Influence as Influence, influence as influence
+from .measuring.order_use import OrderUse as OrderUse, order_use as order_use
 from .measuring.provenance import Provenance as Provenance
 from .measuring.reflection import reflection_gap as reflection_gap
 from .measuring.result import (

@@ -15,18 +15,20 @@ from tqdm import tqdm
 from pelocality._checks import check_several, count, flag
 from pelocality.models._calls import argument_names
 from pelocality.models._inference import depend_on_length
-from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first
+from pelocality.models.inputs.tokens import token_batch, token_batches, token_tensor, tokens_first, word_numbers
 from pelocality.models.inputs.words import special_ids
 from pelocality.models.layers import texts_of
 from pelocality.models.sequence_model import SequenceModel
 
-_READ_HERE = ("input_ids", "attention_mask", "special_tokens_mask", "position_ids")
+_READ_HERE = ("input_ids", "attention_mask", "special_tokens_mask", "position_ids", "word_ids")
 
 
 class TextBatches:
     """The batches of texts that a model runs, without texts that are equal to an earlier one.
 
     Texts are equal if the model reads the same tokens, with the same types and positions, and the same are included.
+    With ``words``, inputs have ``word_ids`` as well, the number of each token's word and -1 for special tokens, if a
+    fast tokenizer has read them, or the batch holds them.
 
     Attributes:
         repeated: The number of texts so far that were left out, as they are equal to an earlier one.
@@ -48,8 +50,9 @@ class TextBatches:
         without_first: int,
         batch_size: int,
         progress: bool,
+        words: bool = False,
     ) -> None:
-        self.model, self.tokenizer, self.progress = model, tokenizer, progress
+        self.model, self.tokenizer, self.progress, self.words = model, tokenizer, progress, words
         self.special_tokens = flag("special_tokens", special_tokens)
         self.without_first = count("without_first", without_first, least=0)
         count("batch_size", batch_size)
@@ -70,7 +73,7 @@ class TextBatches:
                 if self._is_new([batch], texts=texts_of(batch)):
                     yield batch, None
                 continue
-            inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens)
+            inputs, included = _read_batch(batch, self.model, self.tokenizer, self.special_tokens, self.words)
             if included.numel() == 0:
                 continue
             if self.model.holds_images(inputs):  # it is not known which of the numbers are of which text
@@ -128,7 +131,7 @@ def _of_one_length(inputs: dict[str, Tensor], included: Tensor) -> Iterator[tupl
 
 
 def _read_batch(
-    batch: Mapping[str, Any], model: SequenceModel, tokenizer: Any, special_tokens: bool
+    batch: Mapping[str, Any], model: SequenceModel, tokenizer: Any, special_tokens: bool, words: bool
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return a batch's inputs, (batch, n, ...) each, and which tokens to include, (batch, n), padding on the right."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
@@ -138,7 +141,10 @@ def _read_batch(
     masks = ["attention_mask", "special_tokens_mask"]
     if model.config is not None and model.reads("token_type_ids"):  # a tokenizer may return what a model does not read
         masks.append("token_type_ids")
-    inputs, real = token_batch(model, batch["input_ids"], **{name: batch.get(name) for name in masks})
+    entries = {name: batch.get(name) for name in masks}
+    if words:
+        entries["word_ids"] = batch.get("word_ids", word_numbers(batch))
+    inputs, real = token_batch(model, batch["input_ids"], **entries)
     ids, order = inputs["input_ids"], tokens_first(real)
     special = inputs.pop("special_tokens_mask", None)
     if special_tokens:

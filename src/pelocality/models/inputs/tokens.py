@@ -112,7 +112,19 @@ def _tokenised(texts: Iterable[str], model: SequenceModel, tokenizer: Any, batch
                 raise ValueError(f"texts hold {brief(text)}, which has no tokens but special ones; leave it out")
         more = {} if model.config is None else encoded  # an own module reads the ids alone
         read = {name: _rectangle(rows) for name, rows in more.items() if model.reads(name)}
-        yield read | padded(tokenizer, encoded["input_ids"])
+        words = word_numbers(encoded)
+        yield read | padded(tokenizer, encoded["input_ids"]) | ({"word_ids": _rectangle(words, -1)} if words else {})
+
+
+def word_numbers(encoded: Any) -> Any:
+    """Return the number of each token's word in the shape of its ids, -1 for special tokens; None where none is known.
+
+    Fast tokenizers know them.
+    """
+    if not getattr(encoded, "is_fast", False):
+        return None
+    rows = [[-1 if word is None else word for word in each.word_ids] for each in encoded.encodings]
+    return rows if torch.as_tensor(encoded["input_ids"][0]).ndim else rows[0]
 
 
 def padding_id(tokenizer: Any) -> int:

@@ -77,8 +77,8 @@ class Influence(SequenceModel):
     def changed_token(self, inputs: Any, other: Any) -> int | None:
         """Return the only position whose hidden states before the first layer differ between two inputs, or None."""
         with self.explaining(inputs), inference(self.module), self.observable():
-            texts = [next(_texts(self.moved(each))) for each in (inputs, other)]
-            before = [_layers_and_run(self, each, self._axes or {})[1] for each in texts]
+            texts = [next(single_texts(self.moved(each))) for each in (inputs, other)]
+            before = [layers_and_run(self, each, self._axes or {})[1] for each in texts]
         moved = torch.sub(*before).abs().amax(-1).flatten()
         return int(moved.argmax()) if int((moved > _FAR * moved.max()).sum()) == 1 else None
 
@@ -93,7 +93,7 @@ class Influence(SequenceModel):
             images = self._call_with_images(inputs) if self.holds_images(inputs) else None
             tokens = inputs if images is None else {name: inputs[name] for name in ("input_ids", "attention_mask")}
             # what is read from a device is read before it has work to do
-            texts = [(text, self._seed_of(text)) for text in _texts(tokens)]
+            texts = [(text, self._seed_of(text)) for text in single_texts(tokens)]
             by_text = [self._layers(*text, row, images) for row, text in enumerate(texts)]
             if bool((torch.cat([total.sum(-1) for layers in by_text for _, total in layers]) == 0).any()):
                 what = "some of its hidden states depend on no input embedding"
@@ -130,7 +130,7 @@ class Influence(SequenceModel):
         """
         if self._axes is None:
             self._axes = {} if self.content else _axes_of_tokens(self, inputs)
-        blocks, states, n, axes, run = _layers_and_run(self, images or inputs, self._axes, images is not None)
+        blocks, states, n, axes, run = layers_and_run(self, images or inputs, self._axes, images is not None)
         if images is not None:
             n = inputs["input_ids"].shape[1]
             states, run = _of_one_text(states, run, row, n)
@@ -249,7 +249,7 @@ def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
     axes: dict[nn.Module, int] = {}
 
     def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        states = _hidden(result)
+        states = hidden_states(result)
         if states is not None and list(states.shape).count(length) == 1:
             axes[module] = list(states.shape).index(length) - states.ndim
 
@@ -265,15 +265,15 @@ def _axes_of_tokens(model: SequenceModel, inputs: Any) -> dict[nn.Module, int]:
     return axes
 
 
-def _layers_and_run(
-    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int], several: bool = False
+def layers_and_run(
+    model: SequenceModel, inputs: Any, axes: Mapping[nn.Module, int] | None = None, several: bool = False
 ) -> tuple[tuple[Block | None, ...], Tensor, int, tuple[int, ...], _Map]:
     """Return what the derivatives of a model on one text are taken of, found in one run.
 
     Args:
         model: The model.
         inputs: The text.
-        axes: The axis of tokens in the hidden states that modules return; (batch, n, d) of others.
+        axes: The axis of tokens in the hidden states that modules return; (batch, n, d) of others. None: to be found.
         several: Whether there are several texts, with embeddings (batch, n, d).
 
     Returns:
@@ -282,13 +282,14 @@ def _layers_and_run(
         hidden states of each layer.
     """
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    axes = _axes_of_tokens(model, inputs) if axes is None else axes
     blocks, embeddings = blocks_of(model.module), token_embeddings(model.module)
     embedded: list[tuple[nn.Module, Tensor]] = []
     ran: list[tuple[nn.Module, Tensor]] = []  # blocks, with the hidden states that each read
     output: list[tuple[Tensor | None, Tensor | None]] = []  # what the model read and returned
 
     def note(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        read, states = _hidden((args, kwargs)), _hidden(result)
+        read, states = hidden_states((args, kwargs)), hidden_states(result)
         if module is model.module:
             output.append((read, states))
         if module in blocks and read is not None and states is not None and read.shape == states.shape:
@@ -330,16 +331,14 @@ def _layers_and_run(
             replaced.append(module)
             if result:
                 return others
-            read = _hidden((args, kwargs))
-            swapped = {name: others if each is read else each for name, each in kwargs.items()}
-            return tuple(others if each is read else each for each in args), swapped
+            return with_states(args, kwargs, hidden_states((args, kwargs)), others)
 
         with ExitStack() as stack:
             if embedded:  # other hooks see an output that is replaced; that of gradient checkpointing would fail on it
                 stack.enter_context(changed(source, "_forward_hooks", OrderedDict()))
             before, after = (None, replace) if embedded else (replace, None)
             stack.enter_context(hooked([source], before, after, last=True))
-            stack.enter_context(hooked(outputs, after=lambda *call: layers.append(_hidden(call[-1])), last=True))
+            stack.enter_context(hooked(outputs, after=lambda *call: layers.append(hidden_states(call[-1])), last=True))
             model.run(inputs)
         return tuple(layers)
 
@@ -413,12 +412,18 @@ def _backward_twice(run: _Map, states: Tensor) -> _Map:
     return lambda tangent: torch.autograd.grad(gradient, weights, tangent, retain_graph=True)
 
 
-def _hidden(states: Any) -> Tensor | None:
+def hidden_states(states: Any) -> Tensor | None:
     """Return the first tensor of floats with three axes or more in the arguments or the output of a module, or None."""
     if isinstance(states, Tensor):
         return states if states.is_floating_point() and states.ndim > 2 else None
     parts = states.values() if isinstance(states, Mapping) else states if isinstance(states, tuple | list) else ()
-    return next((first for each in parts if (first := _hidden(each)) is not None), None)
+    return next((first for each in parts if (first := hidden_states(each)) is not None), None)
+
+
+def with_states(args: Any, kwargs: Any, read: Tensor | None, others: Tensor) -> tuple[Any, Any]:
+    """Return the arguments of a call of a module with other hidden states in the place of those that it reads."""
+    swapped = {name: others if each is read else each for name, each in kwargs.items()}
+    return tuple(others if each is read else each for each in args), swapped
 
 
 def _by_position(states: Tensor, axis: int) -> Tensor:
@@ -434,7 +439,7 @@ def _mapped(function: Callable[[Tensor], tuple[Tensor, ...]], batch: Tensor) -> 
         return tuple(map(torch.stack, zip(*map(function, batch), strict=True)))
 
 
-def _texts(inputs: Any) -> Iterator[Any]:
+def single_texts(inputs: Any) -> Iterator[Any]:
     """Yield each text of a batch alone, without padding."""
     texts, masked = texts_of(inputs), isinstance(inputs, Mapping) and {"input_ids", "attention_mask"} <= inputs.keys()
     for row in range(texts):
