@@ -109,16 +109,18 @@ class HeadSums:
             pairs = included[:, :, None] & keys[:, None] & visible
             sums = _by_distance(weights * pairs[:, None], self.reach)
             mean = sums / _by_distance(pairs[:, None].to(weights), self.reach)  # NaN at distances without a pair
-            rests = (weights * special[:, None, None]).sum(-1)
-            if self.attending.sinks[self.attending.layers.index(self.layers[place])]:
-                rests += 1 - weights.sum(-1)
+            learned = int(self.attending.sinks[self.attending.layers.index(self.layers[place])])
+            rests = (weights * special[:, None, None]).sum(-1) + learned * (1 - weights.sum(-1))
+            even = ((visible & special[:, None]).sum(-1) + learned) / (visible.sum(-1) + learned).clamp(min=1)
+            rests = torch.cat([rests, even[:, None].to(rests)], 1)  # (batch, head + 1, n), the last for uniform weights
             sink = (rests * keys[:, None]).sum(-1) / keys.sum(1, keepdim=True)
             return mean, sink, weights[rows, :, query], visible[rows, query]
 
         mean, sink, before, seen = (torch.stack(each) for each in zip(*self.observe(inputs, take), strict=True))
         self.by_distance += torch.stack([mean.nan_to_num(0), (~mean.isnan()).double()]).sum(2)
         near = {name: mean[..., self.reach + k] for name, k in (("previous", -1), ("self", 0), ("next", 1))}
-        self._add_samples(near | {"sink": sink})
+        by_chance = sink[..., -1:].expand(mean.shape[:-1])
+        self._add_samples(near | {"sink": sink[..., :-1], "sink_control": by_chance})
         moving = keys & (position != query[:, None])
         for repeat in range(permutations):
             generators = [np.random.default_rng((seed, self.texts + row, repeat)) for row in range(len(rows))]
