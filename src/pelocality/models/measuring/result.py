@@ -303,15 +303,15 @@ class AveragedAttention(Averages):
         """The number of heads of each layer."""
         return self.attention.shape[1]
 
-    @cached_property
+    @property
     def chance(self) -> Self:
-        """What chance gives: uniform attention to the keys that each query sees, as the only head of each layer.
-
-        Metrics accept it like any result. It has no numbers of each word or text.
-        """
+        """What chance gives: uniform attention to the keys that each query sees, as one head and one sample."""
         visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
         uniform = (visible / visible.sum(-1, keepdim=True)).to(self.attention)
-        return replace(self, attention=uniform[:, None], per_sample={})
+        result = replace(self, attention=uniform[:, None], per_sample={})
+        names = (name for name in self._shown() if name in self.per_sample)
+        per_sample = {name: function(result)[None] for name in names if (function := metric_of(name))}
+        return replace(result, per_sample=per_sample)
 
     @property
     def precision(self) -> torch.dtype | None:
@@ -404,7 +404,7 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            far = (self.attention - self.chance.attention).abs().sum(-1).mean(-1).amax(-1) / 2  # of the least uniform head
+            far = (self.attention - self.chance.attention).abs().sum(-1).mean(-1).amax(-1) / 2
             distance = list(zip(map(str, self.layers), far.tolist(), strict=True))
             if flat := [layer for layer, far in distance if far < _UNIFORM]:
                 notes.append(f"uniform (within {_UNIFORM:.0%}), on text maybe not: layers {', '.join(flat)}")

@@ -1,8 +1,8 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,12 @@ class TextAverage(AveragedAttention):
         if self._lengths() != str(self.length) and not self.source.causal:
             notes.append("texts end at different tokens, so metrics of the mean matrix lean to the left")
         return tuple(notes)
+
+    @property
+    def chance(self) -> Self:
+        """What chance gives, as of `AveragedAttention`; its share is that of noise, below 0 by the number of texts."""
+        others = self.source.texts - 1
+        return replace(super().chance, share=torch.full_like(self.share[:, :1], -1 / others if others else torch.nan))
 
     def _more_columns(self) -> dict[str, Tensor]:
         return {"position_share": self.share}
