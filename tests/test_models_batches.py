@@ -158,7 +158,7 @@ def sink_model(strength):
 def test_a_sink_and_a_small_number_of_texts_are_noted():
     many = [{"input_ids": tokens(20, N)}]
     result = text_average(sink_model(2.5), many, special_tokens=True)
-    assert any("the first token gets up to 0.4" in note and "in layers 0" in note for note in result.notes)
+    assert any("the first token gets up to 0.60" in note and "in layers 0" in note for note in result.notes)
     assert not text_average(sink_model(2.5), many, special_tokens=True, without_first=1).notes
     assert not text_average(sink_model(0), many, special_tokens=True).notes
     two = text_average(sink_model(0), [{"input_ids": tokens(2, N)}], special_tokens=True)

@@ -60,6 +60,7 @@ def test_heads_built_by_hand_have_a_score_of_one_in_their_class_and_none_in_othe
     assert scores["offset_weight"][0, [0, 4]].tolist() == pytest.approx([1, 1], abs=1e-6)
     uniform = sum(1 / torch.arange(2.0, N + 1)) / (N - 1)
     assert scores["sink"][0, 3] == pytest.approx(float(uniform), abs=1e-6)
+    assert scores["sink_control"].flatten().tolist() == pytest.approx([float(uniform)] * 12, abs=1e-6)
     assert scores["next"].isnan().all()
 
 

@@ -135,7 +135,7 @@ def test_nan_is_hatched_and_does_not_affect_the_colour_scale(scale):
 
 def test_a_grid_shows_every_number_and_large_ones_without_decimals():
     _, ax = plots.head_grid([[0.0, 0.1, 0.999, 1.0, 9.96], [99.6, 1500.0, 4096.0, -0.004, -1500.0]])
-    shown = [".00", ".10", "1.00", "1", "10", "100", "1500", "4096", ".00", "-1500"]
+    shown = ["0", ".10", "1.00", "1", "10", "100", "1500", "4096", ".00", "-1500"]
     assert [text.get_text() for text in ax.texts] == shown
 
 
@@ -208,7 +208,7 @@ def test_needles_are_drawn_by_length_and_depth():
     np.testing.assert_allclose(ax.images[0].get_array(), [[0, 0.5, 1], [0, 0.5, 1]])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "0.5", "1"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["64", "256"]
-    assert [text.get_text() for text in ax.texts] == [".00", ".50", "1", ".00", ".50", "1"]
+    assert [text.get_text() for text in ax.texts] == ["0", ".50", "1", "0", ".50", "1"]
     assert ax.images[0].get_clim() == (0, 1)
 
 

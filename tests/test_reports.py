@@ -22,6 +22,7 @@ from pelocality.metrics import sink_rate
 from pelocality.models import identical_patches
 from pelocality.reports import Atlas, Chart, atlas_row, load_model, order_pairs, text_batches
 from pelocality.reports.atlas import FIELDS, SCHEMA
+from pelocality.reports.contents import SHARE
 from pelocality.reports.figures import svg
 from tests.families import same, state
 from tests.scripts import ROOT
@@ -69,6 +70,8 @@ def test_a_part_that_a_model_lacks_holds_the_reason_of_the_library(made, models,
         pelocality.rotary_bands(models["bert"], tokenizer, ["a b c"])
     assert made["bert"]["bands"].reason == str(error.value)
     assert [part.key for part in made["bert"].parts if part.reason] == ["bands", "order"]
+    assert not re.search('id="(bands|order)"', page := made["bert"].to_html())
+    assert "does not rotate" in page[page.index('id="missing"') :]
     assert made["bert"]["order"].reason == "BertModel has no language-modelling head that fits one score"
 
 
@@ -108,6 +111,40 @@ def test_shares_are_those_of_text_average(made, models, tokenizer):
         assert result.length == LENGTH
         shown = column(made[name]["share"], "position share")
         assert shown == pytest.approx(result.share.flatten().tolist(), rel=1e-3, abs=1e-4)
+
+
+def test_numbers_stand_beside_chance_random_weights_and_the_model_without_positions(made, models, tokenizer):
+    before = torch.get_rng_state()
+    random = SequenceModel.of(models["llama"]).with_random_weights(SEED)
+    assert torch.equal(torch.get_rng_state(), before)
+    options = {"length": LENGTH, "words": WORDS, "seed": SEED, "prefix": True}
+    uniform = torch.ones(LENGTH, LENGTH).tril() / torch.arange(1.0, LENGTH + 1)[:, None]
+    results = {"with random weights": positional_attention(random, tokenizer, **options)}
+    with pelocality.attach(models["llama"], pelocality.NoEncoding()):
+        results["without positions"] = positional_attention(models["llama"], tokenizer, **options)
+    expected = {"by chance": pelocality.past_locality(uniform)}
+    expected |= {name: result.per_sample["past_locality"].mean() for name, result in results.items()}
+    beside = made["llama"]["heads"].beside["past locality, mean over heads"]
+    assert list(beside) == ["this model", *expected]
+    for name, value in expected.items():
+        assert beside[name] == pytest.approx(float(value), rel=1e-3)
+    assert beside["with random weights"] != pytest.approx(beside["this model"], rel=1e-2)
+    for part in made["llama"].parts:
+        assert all({"this model", "with random weights"} <= set(numbers) for numbers in part.beside.values())
+        assert part.beside or part.key == "positions"
+    assert made["llama"]["share"].beside[SHARE]["by chance"] == pytest.approx(-1 / 23, rel=1e-3)
+    alone = report(models["bert"], length=8, words=2, twins=False, progress=False)
+    assert list(alone["heads"].beside["locality, mean over heads"]) == ["this model", "by chance"]
+
+
+def test_a_report_begins_with_three_sentences_and_names_the_twin_that_is_missing(made):
+    assert made["llama"].headline.startswith("A token looks ")
+    assert [words.split()[0] for words in made["llama"].summary] == ["On", "Place", "Of"]
+    assert all("by chance" in words and "with random weights" in words for words in made["bert"].summary)
+    own = SequenceModel(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), lambda _, n: torch.ones(1, n, 16))
+    result = report(own, length=8, words=2, progress=False)
+    assert result.missing.keys() == {"with random weights", "without positions"}
+    assert result.missing["with random weights"] in result.to_html()
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -161,6 +198,9 @@ def test_models_of_images_states_and_without_attention_have_reports_too():
         ({"length": 2}, ValueError),
         ({"length": 513}, ValueError),
         ({"path": "no/such/folder.html"}, FileNotFoundError),
+        ({"path": "page.pdf"}, ValueError),
+        ({"device": "cpu"}, TypeError),
+        ({"twins": 1}, TypeError),
     ],
 )
 def test_a_wrong_argument_is_named(options, error):
@@ -181,9 +221,20 @@ def test_a_folder_of_a_model_with_an_encoding_is_loaded_with_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./none", "none.gguf", "a/b/c"])
-def test_a_path_that_does_not_exist_is_said_before_the_hub_is_asked(name):
-    with pytest.raises(OSError, match=r"none|/no/such/folder|a/b/c|local folder"):
+def test_a_folder_that_does_not_exist_is_said_to_be_missing(name):
+    with pytest.raises(FileNotFoundError, match=f"no folder or file {name}"):
         load_model(name)
+
+
+def test_a_masked_language_head_is_loaded_wherever_the_weights_have_one(models, tmp_path):
+    masked = hf.BertForMaskedLM(hf.BertConfig(vocab_size=99, **SIZES))
+    for model, expected in ((masked, hf.BertForMaskedLM), (models["bert"], hf.BertModel)):
+        model.save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": ["BertModel"]}))
+        loaded, _ = load_model(tmp_path, dtype="bfloat16")
+        assert type(loaded) is expected
+        assert loaded.dtype == torch.bfloat16
 
 
 def test_texts_have_one_length_and_texts_that_are_too_short_are_refused(tokenizer):
@@ -250,7 +301,7 @@ def test_the_committed_atlas_is_of_the_documented_schema():
 # ---- the command
 
 
-@pytest.mark.parametrize("wrong", [["--json", "numbers.txt"], ["-o", "no/such/folder/page.html"]])
+@pytest.mark.parametrize("wrong", [["--json", "numbers.txt"], ["-o", "no/such/folder/page.html"], ["-o", "page.pdf"]])
 def test_a_wrong_name_of_a_file_is_an_error_before_the_model_runs(wrong, capsys):
     with pytest.raises(SystemExit):
         main(["report", "any", *wrong])
@@ -263,7 +314,11 @@ def test_the_command_writes_the_page_and_the_numbers(made, models, tokenizer, tm
     small = ["--length", "8", "--words", "2", "--json", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.html")]
     assert main(["report", str(tmp_path / "bert"), *small]) == 0
     assert "Most local: layer" in capsys.readouterr().out
-    assert "<title>" in (tmp_path / "out.html").read_text(encoding="utf-8")
+    for name in ("out.html", "out.json"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert "bert" in text
+        assert str(tmp_path) not in text
+        assert tmp_path.name not in text
     (tmp_path / "row.json").write_text(json.dumps(atlas_row(made["bert"])))
     assert main(["compare", str(tmp_path / "row.json"), "-o", str(tmp_path / "atlas.html")]) == 0
     assert "words: locality" in capsys.readouterr().out
@@ -345,10 +400,12 @@ def test_every_kind_of_chart_is_drawn_with_its_numbers_in_the_colours_of_the_pag
     ax, text = drawn(monkeypatch, "lines", "<t>", "x", "y", [3, 4], rows, ["$one$", "two"])
     np.testing.assert_array_equal([line.get_ydata() for line in ax.lines], numbers)
     assert all(word in text for word in (">x<", ">y<", "&lt;t&gt;", ">$one$<", "fill: currentColor", "var(--rule)"))
-    for kind in ("bars", "groups"):
-        ax, _ = drawn(monkeypatch, kind, "t", "x", "y", ["a", "b"], [[1, 2], [3, 4]], ["one", "two"])
-        assert [bar.get_height() for bar in ax.patches] == [1, 2, 3, 4]
-        assert [bar.get_y() for bar in ax.patches] == ([0, 0, 1, 2] if kind == "bars" else [0] * 4)
+    levels = {"by chance": -10.0, "by curve": [5.0, 6.0]}
+    ax, text = drawn(monkeypatch, "lines", "t", "x", "y", [3, 4], rows, ["one", "two"], levels=levels)
+    assert [list(line.get_ydata()) for line in ax.lines[2:]] == [[-10, -10], [5, 6]]
+    ax, text = drawn(monkeypatch, "grid", "t", "x", "y", ["a", "b"], rows, ["one", "two"], levels={"by chance": -10.0})
+    assert ax.images[0].get_clim() == (-10, 2)  # the mark of chance is on the colour bar
+    assert ">-10 by chance<" in text
     ax, _ = drawn(monkeypatch, "points", "t", "x", "y", rows, rows, ["one", "two"])
     assert [points.get_offsets().tolist() for points in ax.collections] == [[[1, 1], [None, None]], [[-9, -9], [2, 2]]]
     square, text = drawn(monkeypatch, "grid", "t", "x", "y", [0, 1], rows, [0, 1], centred=True)

@@ -4,8 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pelocality import __version__
+from pelocality._checks import check_file
 
 _MODEL = "a hub name, a local folder or a .gguf file"
 
@@ -14,10 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.command == "report" and options.json and options.json.suffix != ".json":
-        parser.error(f"--json must name a file that ends in .json, got {options.json}")
-    if not options.output.parent.is_dir():  # before the models run
-        parser.error(f"--output must be in a folder that exists, got {options.output}; create {options.output.parent}")
+    try:  # before the models run
+        check_file("--output", options.output, ".html", *([".json"] if options.command == "report" else []))
+        if options.command == "report" and options.json:
+            check_file("--json", options.json, ".json")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
     from transformers.utils import logging
 
@@ -27,9 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         texts = options.text.read_text(encoding="utf-8").splitlines() if options.text else None
-        settings = {"texts": texts, "length": options.length, "words": options.words, "seed": options.seed}
+        names = ("length", "words", "seed", "twins", "device", "dtype", "revision")
+        asked = {name: getattr(options, name) for name in names}
+        settings: dict[str, Any] = {"texts": texts} | {name: each for name, each in asked.items() if each is not None}
         if options.command == "report":
             result = report(options.model, path=options.output, **settings)
+            print("\n".join(filter(None, [result.headline, *result.summary])), end="\n\n")
             for part in result.parts:
                 print(f"{part.title}\n  {part.found or 'Not for this model: ' + part.reason}")
             if options.json:
@@ -42,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             atlas.save(options.output)
             print(atlas.to_frame().T.to_string(header=False))
             print("\n".join(atlas.notes))
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except (AssertionError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         print(f"pelocality: {error}", file=sys.stderr)
         return 1
     print(f"\n{options.output}")
@@ -58,6 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--length", type=int, help="tokens of texts and of repeated words (default: 64)")
     shared.add_argument("--words", type=int, default=32, help="how many words to repeat (default: %(default)s)")
     shared.add_argument("--seed", type=int, default=0, help="of words, directions and shuffles (default: 0)")
+    shared.add_argument("--no-twins", dest="twins", action="store_false", help="numbers of the model and chance alone")
+    shared.add_argument("--device", help="where the model runs, such as cuda (default: cpu)")
+    shared.add_argument("--dtype", help="its precision (default: float32)")
+    shared.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     page = "one model: one HTML page that opens offline, with numbers and code; a small model takes a minute"
     one = commands.add_parser("report", parents=[shared], help=page, description=page)
     one.add_argument("model", metavar="MODEL", help=_MODEL)

@@ -1,8 +1,9 @@
-"""Validation of arguments that several packages take: numbers, flags, names, float masks, tokenizers and datasets."""
+"""Validation of arguments of several packages: numbers, flags, names, files, masks, tokenizers and datasets."""
 
 import difflib
 import numbers
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,3 +153,17 @@ def check_dataset(name: str, value: Any) -> None:
     if not isinstance(value, datasets.Dataset):
         advice = f"take one of several splits, {name}['test'], or datasets.Dataset.from_list(list({name})) of a stream"
         raise TypeError(f"{name} must be a datasets.Dataset, such as of a probe, got {type(value).__name__}; {advice}")
+
+
+def check_file(name: str, path: str | Path, *suffixes: str) -> None:
+    """Refuse a file to write in an argument of this name, if it ends otherwise or its folder does not exist.
+
+    Raises:
+        ValueError: The name ends otherwise.
+        FileNotFoundError: There is no such folder.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{name} must name a file that ends in {' or '.join(suffixes)}, got {path}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{name} must be in a folder that exists, got {path}; create {path.parent}")

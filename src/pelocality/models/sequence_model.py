@@ -1,5 +1,6 @@
 """A model as this library runs it: what runs and on what, and all that is known of it, found once."""
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,6 +292,21 @@ class SequenceModel:
         size, padding = self.vocabulary, self.padding
         ids = [token for token in range(size // 2, min(size, size // 2 + number + 1)) if token != padding]
         return (ids * number)[:number]
+
+    def with_random_weights(self, seed: int = 0) -> "SequenceModel":
+        """Return a model of the same configuration with the random weights of a seed, without attached encodings.
+
+        Raises:
+            ValueError: The module that runs is no transformers model, so that it has no configuration.
+        """
+        if self.config is None:
+            raise ValueError(f"{self} has no configuration, by which random weights could be drawn")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            drawn = type(self.with_head)(copy.deepcopy(self.with_head.config))
+        model = SequenceModel(drawn.to(self.device, self.dtype).eval(), self.content)
+        model._positions, model._on_grid = self._positions, self._on_grid
+        return model
 
     # ---- checks of arguments
 

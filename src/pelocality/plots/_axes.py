@@ -72,8 +72,8 @@ def draw_numbers(ax: Axes, grid: np.ndarray, least: float = 4.0) -> None:
 
 def short_number(value: float) -> str:
     """Return a number as a short text: two decimals below 1, two digits below 100, no decimals above."""
-    if np.isnan(value):
-        return ""
+    if np.isnan(value) or value == 0:
+        return "0" if value == 0 else ""
     if np.isinf(value):
         return "∞" if value > 0 else "-∞"
     size = abs(value)

@@ -1,6 +1,6 @@
 """What several parts of a report say and show: places of heads, distances in words, tables and figures by head."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pelocality.models import AveragedAttention
-from pelocality.reports.contents import Chart
+from pelocality.reports.contents import Chart, levels_of
 
 _METRICS = ["locality", "adjusted_locality", "past_locality", "mean_distance", "direction_balance"]
 _METRICS += ["relative_asymmetry", "sink_rate"]
@@ -51,15 +51,19 @@ def towards(distance: int) -> str:
     return near.get(distance, f"to the token {away(distance)}")
 
 
-def head_grid(layers: Sequence[int], values: Tensor, title: str) -> Chart:
-    """Return the figure of a number per layer and head."""
+def head_grid(layers: Sequence[int], values: Tensor, title: str, beside: Mapping[str, float]) -> Chart:
+    """Return the figure of a number per layer and head, beside those of chance and of the twins."""
     heads = [str(head) for head in range(values.shape[1])]
-    return Chart("grid", title, "head", "layer", heads, values.tolist(), [str(layer) for layer in layers])
+    rows = [str(layer) for layer in layers]
+    return Chart("grid", title, "head", "layer", heads, values.tolist(), rows, levels=levels_of(beside))
 
 
-def head_points(layers: Sequence[int], x: Tensor, y: Tensor, title: str, x_title: str, y_title: str) -> Chart:
-    """Return the figure of two numbers per layer and head."""
-    return Chart("points", title, x_title, y_title, x, y, [f"layer {layer}" for layer in layers], ordered=True)
+def head_points(
+    layers: Sequence[int], x: Tensor, y: Tensor, title: str, x_title: str, y_title: str, **levels: float
+) -> Chart:
+    """Return the figure of two numbers per layer and head, the second beside those of chance and of the twins."""
+    names = [f"layer {layer}" for layer in layers]
+    return Chart("points", title, x_title, y_title, x, y, names, ordered=True, levels=levels_of(levels))
 
 
 def head_frame(layers: Sequence[int], **columns: Tensor) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from pelocality._checks import check_several
+from pelocality._checks import check_file, check_several
 from pelocality.reports.contents import Chart, plain
 from pelocality.reports.page import figures, notes, page, table, text
 from pelocality.reports.result import Report
@@ -194,6 +194,8 @@ def compare_models(
     """
     rows: list[dict[str, Any]] = []
     check_several("models", models)
+    if path is not None and not Path(path).is_dir():
+        check_file("path", path, ".html")
     for entry in models:
         if isinstance(entry, str | Path) and str(entry).endswith(".json"):
             rows += Atlas.read([entry]).rows

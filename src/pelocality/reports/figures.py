@@ -13,9 +13,8 @@ from pelocality.plots import _axes as axes
 from pelocality.reports.contents import Chart
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
-_REST = "#9aa0a6"
-_HATCHES = ("", "//", "xx", "..", "--", "\\\\", "++", "||")
 _SYMBOLS = "osDPX^*"
+_DASHES = ("--", ":", "-.")
 _MOST_NAMES = 12  # in a legend; more that have an order get a colour bar
 _CLIPPED = 0.9  # share of numbers inside the range of a centred colour scale
 _WIDTH = 4.8  # inches
@@ -30,29 +29,40 @@ def svg(chart: Chart) -> str:
     grid = chart.kind == "grid"
     rows = len(chart.names) if grid and isinstance(chart.names[0], str) else 0
     names = [] if grid or len(chart.names) == 1 or _has_colour_bar(chart) else list(map(axes.as_label, chart.names))
-    columns = max(1, int(_WIDTH / (0.06 * max(map(len, names), default=1) + 0.5)))
-    height = min(max(0.14 * rows + 1.2, 3.0), 5.6) + 0.17 * math.ceil(len(names) / columns)
+    levels = {name if np.ndim(at) else f"{axes.short_number(at)} {name}": at for name, at in chart.levels.items()}
+    columns = max(1, int(_WIDTH / (0.06 * max(map(len, [*names, *levels]), default=1) + 0.5)))
+    height = min(max(0.14 * rows + 1.2, 3.0), 5.6) + 0.17 * math.ceil(len([*names, *levels]) / columns)
     with style.context(["default", str(Path(__file__).with_name("page.mplstyle"))]):  # whatever style a user has
         fig = Figure((_WIDTH, height), layout="constrained")
         _, ax = axes.figure_and_axes(fig.subplots(), (_WIDTH, height), axes.as_label(chart.title))
-        _DRAW[chart.kind](ax, chart)
+        beside = _DRAW[chart.kind](ax, chart) or ax
         ax.set(xlabel=chart.x_title, ylabel=chart.y_title)
-        if names:
-            fig.legend(loc="outside lower center", ncols=columns)
+        handles = ax.get_legend_handles_labels()[0] if names else []
+        for (name, level), dash in zip(levels.items(), _DASHES, strict=False):
+            options: dict[str, Any] = {"color": _COLOURS[1] if grid else _INK, "linestyle": dash, "label": name}
+            handles += beside.plot(chart.x, level, **options) if np.ndim(level) else [beside.axhline(level, **options)]
+        if handles:
+            fig.legend(handles=handles, loc="outside lower center", ncols=columns)
         file = io.StringIO()
         fig.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    drawn = file.getvalue()
-    return drawn[drawn.index("<svg") :].replace(_INK, "currentColor").replace(_RULE, "var(--rule)")
+    text = file.getvalue()
+    return text[text.index("<svg") :].replace(_INK, "currentColor").replace(_RULE, "var(--rule)")
 
 
-def _draw_grid(ax: Any, chart: Chart) -> None:
-    """Draw a matrix of colours, with numbers in the cells of named rows and columns where there is room."""
+def _draw_grid(ax: Any, chart: Chart) -> Any:
+    """Draw a matrix of colours, and numbers in cells of named rows and columns with room; return the colour bar's axes.
+
+    Colours are those of plots, and their range holds the levels.
+    """
     values = np.array(chart.values, dtype=float)
-    options: dict[str, Any] = {"cmap": "viridis", "aspect": "auto"}
+    shown = np.append(values, list(chart.levels.values()))
+    options: dict[str, Any] = {"aspect": "auto"}
+    if np.isfinite(shown).any():
+        options |= {"vmin": np.nanmin(shown), "vmax": np.nanmax(shown)}
     sizes = np.abs(values[np.isfinite(values)])
     if chart.centred and sizes.size:
         end = float(np.quantile(sizes, _CLIPPED, method="lower"))
-        options |= {"cmap": "cividis", "vmin": -end, "vmax": end}
+        options |= {"cmap": "RdBu_r", "vmin": -end, "vmax": end}
     named = [isinstance(names[0], str) for names in (chart.x, chart.names)]
     if chart.x == chart.names and not any(named):  # a matrix, whose diagonal is one of 45 degrees
         options["aspect"] = "equal"
@@ -68,6 +78,7 @@ def _draw_grid(ax: Any, chart: Chart) -> None:
         ax.set_xticks(*axes.ticks_that_fit(chart.x, width, 0.08 * max(map(len, chart.x)) + 0.1))
     if named[1]:
         ax.set_yticks(*axes.ticks_that_fit(chart.names, height))
+    return bar.ax
 
 
 def _draw_lines(ax: Any, chart: Chart) -> None:
@@ -83,23 +94,6 @@ def _draw_lines(ax: Any, chart: Chart) -> None:
     _add_colour_bar(ax, chart)
 
 
-def _draw_bars(ax: Any, chart: Chart) -> None:
-    """Draw bars on top of each other, or side by side with their numbers."""
-    number, places, stacked = len(chart.names), np.arange(len(chart.x)), chart.kind == "bars"
-    width = 0.8 / (1 if stacked else number)
-    bottom = np.zeros(len(places))
-    for k, (name, values, colour, hatch) in enumerate(zip(chart.names, chart.values, _colours(chart), cycle(_HATCHES))):
-        heights, shift = np.nan_to_num(np.array(values, dtype=float)), 0 if stacked else width * (k - (number - 1) / 2)
-        style = {"color": colour, "hatch": hatch, "edgecolor": _RULE, "linewidth": 0, "label": axes.as_label(name)}
-        bars = ax.bar(places + shift, heights, width, bottom=bottom, **style)
-        if stacked:
-            bottom = bottom + heights
-        else:
-            ax.bar_label(bars, fmt="%.2f", fontsize=8)
-    labels = [str(x) for x in chart.x]
-    ax.set_xticks(*axes.ticks_that_fit(labels, axes.size_in_inches(ax)[0], 0.08 * max(map(len, labels)) + 0.1))
-
-
 def _draw_points(ax: Any, chart: Chart) -> None:
     """Draw points, with a symbol and a colour for each name."""
     for name, x, y, colour, symbol in zip(chart.names, chart.x, chart.values, _colours(chart), cycle(_SYMBOLS)):
@@ -109,7 +103,7 @@ def _draw_points(ax: Any, chart: Chart) -> None:
     _add_colour_bar(ax, chart)
 
 
-_DRAW = {"grid": _draw_grid, "lines": _draw_lines, "bars": _draw_bars, "groups": _draw_bars, "points": _draw_points}
+_DRAW = {"grid": _draw_grid, "lines": _draw_lines, "points": _draw_points}
 
 
 def _has_colour_bar(chart: Chart) -> bool:
@@ -129,6 +123,6 @@ def _add_colour_bar(ax: Any, chart: Chart) -> None:
 def _colours(chart: Chart) -> list[Any]:
     """Return a colour for each name that is readable on white and on black; if names have an order, blue to red."""
     if not chart.ordered:
-        return [_REST if name == "other" else _COLOURS[place % len(_COLOURS)] for place, name in enumerate(chart.names)]
+        return [_COLOURS[place % len(_COLOURS)] for place in range(len(chart.names))]
     hues = 0.64 * np.linspace(1, 0, len(chart.names))
     return [colorsys.hls_to_rgb(hue, 0.5, 0.65) for hue in hues]

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED,
+)
 
+from pelocality._checks import check_choice
 from pelocality.corpora import example_data
 from pelocality.models import load
 from pelocality.models.attaching.loading import read_encodings
@@ -16,32 +21,57 @@ from pelocality.models.attaching.loading import read_encodings
 _BATCH = 8  # texts
 
 
-def load_model(name: str | Path) -> tuple[Any, Any]:
+def load_model(
+    name: str | Path, *, device: str = "cpu", dtype: str = "float32", revision: str = "main"
+) -> tuple[Any, Any]:
     """Return a transformers model, with the head that it was saved with, and its tokenizer.
+
+    A masked-language-modelling head is loaded wherever the weights have one, also if the configuration names another
+    class.
 
     Args:
         name: A hub name, a local folder, or a ``.gguf`` file, which needs the package gguf. A folder with an attached
             encoding is loaded by `pelocality.load`.
+        device: Where the model runs, such as "cuda".
+        dtype: Its precision: "float32", "float16", "bfloat16" or "float64".
+        revision: A branch, tag or commit of a model of the hub.
 
     Returns:
-        The model in float32 and in evaluation mode, and its tokenizer, or None if there is none.
+        The model in evaluation mode, and its tokenizer, or None if there is none.
 
     Raises:
         OSError: Nothing of this name is found.
+        ValueError: Another precision.
+        RuntimeError: A device that this machine has not.
     """
-    options = {}
-    if Path(name).suffix == ".gguf":
-        name, options = Path(name).parent, {"gguf_file": Path(name).name}
-    config = transformers.AutoConfig.from_pretrained(name, **options)
-    usual = "AutoModelForCausalLM" if options else "AutoModel"  # a .gguf file does not say, and holds a decoder
-    saved = next(iter(getattr(config, "architectures", None) or ()), usual)
+    check_choice("dtype", dtype, ("float32", "float16", "bfloat16", "float64"))
+    path = Path(name)
+    gguf = path.suffix == ".gguf"
+    options: dict[str, Any] = {"gguf_file": path.name} if gguf else {"revision": revision}
+    place = path.parent if gguf else name
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        config = transformers.AutoConfig.from_pretrained(place, **options)
+    except (OSError, ValueError) as error:
+        if path.exists():
+            raise
+        raise FileNotFoundError(f"there is no folder or file {name}, and no such model from the hub") from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError):
         tokenizer = None
-    model_class = getattr(transformers, saved, transformers.AutoModel)
-    loader = load if "gguf_file" not in options and read_encodings(name) else model_class.from_pretrained
-    return loader(name, dtype=torch.float32, **options).eval(), tokenizer
+    usual = "AutoModelForCausalLM" if gguf else "AutoModel"  # a .gguf file does not say, and holds a decoder
+    saved = next(iter(getattr(config, "architectures", None) or ()), usual)
+    model_class: Any = getattr(transformers, saved, transformers.AutoModel)
+    options["dtype"] = getattr(torch, dtype)
+    if not gguf and read_encodings(place, None, {"revision": revision}):
+        model = load(place, **options)
+    else:
+        masked = config.model_type in MASKED and saved not in {*MASKED.values(), *CAUSAL.values()}
+        first = transformers.AutoModelForMaskedLM if masked else model_class
+        model, loaded = first.from_pretrained(place, **options, output_loading_info=True)
+        if masked and loaded["missing_keys"]:  # its weights have no such head
+            model = model_class.from_pretrained(place, **options)
+    return model.to(device).eval(), tokenizer
 
 
 def default_texts() -> list[str]:

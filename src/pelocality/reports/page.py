@@ -19,12 +19,12 @@ def page(title: str, template: str, **parts: str) -> str:
 
 def section(part: Part) -> str:
     """Return the section of a part."""
-    title = f'<section id="{part.key}"><h2>{text(part.title)}</h2>'
-    if part.reason:
-        return f"{title}<p>Not for this model: {sentence(part.reason)}.</p></section>"
+    columns = dict.fromkeys(name for numbers in part.beside.values() for name in numbers)
+    rows = ([name, *map(numbers.get, columns)] for name, numbers in part.beside.items())
     return (
-        f'{title}<p class="found">{text(part.found)}</p><p class="how">How to read it: {sentence(part.how)}</p>'
-        f"{figures(part.charts)}{notes(part.notes)}"
+        f'<section id="{part.key}"><h2>{text(part.title)}</h2>'
+        f'<p class="found">{text(part.found)}</p><p class="how">How to read it: {sentence(part.how)}</p>'
+        f"{table(['', *columns], rows) if columns else ''}{figures(part.charts)}{notes(part.notes)}"
         f"<details{'' if part.charts else ' open'}><summary>Numbers and code</summary>"
         f"<pre>{text(part.code)}</pre>{table(part.table['columns'], part.table['rows'])}</details></section>"
     )

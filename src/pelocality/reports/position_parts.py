@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
-from pelocality.metrics import distance_profile, measure_relative
+from pelocality.metrics import distance_profile, mean_distance, measure_relative
 from pelocality.models import audit, positional_logits, rotary_bands
 from pelocality.reports._by_head import away, by_layer, head_grid, how_many, largest, peak_distance, place_of, towards
-from pelocality.reports.contents import Chart, Part, table_of
+from pelocality.reports.contents import CHANCE, DISTANCE, Chart, Part, in_words, levels_of, table_of
 from pelocality.reports.subject import Subject, supported
 
 
@@ -22,14 +23,9 @@ def positions(subject: Subject) -> Part:
     windows = [each for each in dict.fromkeys(frame["window_measured"]) if each not in ("", "none")]
     seen = f" with a window of {', '.join(windows)}" if windows else ""
     agreed = result.mismatches or ("as the configuration declares",)
-    key = frame["first_key"].astype(float)
-    most = ""
-    if key.notna().any():
-        where = f"in layer {frame['layer'][key.idxmax()]} on random tokens"
-        most = f"; the first key gets {key.max():.0%} of the attention {where}"
     return Part(
         "Each row is a layer: what the configuration declares beside what was measured in the running model.",
-        f"Positions are {runs}{seen}, {'; '.join(agreed)}{most}.",
+        f"Positions are {runs}{seen}, {'; '.join(agreed)}.",
         "audit(model).to_frame()",
         table_of(shown),
         notes=result.cautions,
@@ -39,27 +35,25 @@ def positions(subject: Subject) -> Part:
 def heads(subject: Subject) -> Part:
     """Return locality and symmetry by layer and head."""
     result = subject.repeated
-    frame = result.to_frame("head")
     causal = result.source.causal
     names = ["past_locality", "mean_distance"] if causal else ["locality", "relative_asymmetry", "symmetry"]
     names = [name for name in names if name in result.per_sample]
+    main = f"{names[0].replace('_', ' ')} of the most local head"
+
+    def numbers(each: Any) -> dict[str, Any]:
+        by_head = {name: each.repeated.per_sample[name].mean(0) for name in names}
+        means = {f"{name.replace('_', ' ')}, mean over heads": values.nanmean() for name, values in by_head.items()}
+        return means | {main: by_head[names[0]].max(), DISTANCE: mean_distance(each.averaged).nanmean()}
+
+    beside = subject.beside(numbers)
+    means = list(beside.values())
     values = {name: result.per_sample[name].mean(0) for name in names}
-    main = values[names[0]]
-    layer, head = largest(main)
-    notable = f"Most local: {place_of(result, layer, head)}, {float(main[layer, head]):.2f}"
+    layer, head = largest(values[names[0]])
+    notable = f"Most local: {place_of(result, layer, head)}, {in_words(beside[main])}"
     if result.positions is None:
         notable += f", mostly {towards(peak_distance(result.attention[layer, head]))}"
-    notable += f"; the mean over heads is {float(main.mean()):.2f}"
-    if not causal and "symmetry" in values:
-        both = (values["symmetry"] > 0.8) & (values["relative_asymmetry"] > 0.8)
-        if bool(both.any()):
-            notable += (
-                f". {how_many(both).capitalize()} have a published symmetry above 0.8 "
-                "although their relative asymmetry is above 0.8 too"
-            )
-    else:
-        near = main > 0.5
-        notable += f", and {how_many(near)} are above 0.5"
+    notable += f"; the mean over heads is {in_words(means[0])}"
+    notable += f", and {how_many(values[names[0]] > 0.5)} are above 0.5"
     return Part(
         "Each cell is a head, whose attention to one repeated word depends on position alone. "
         + (
@@ -71,10 +65,12 @@ def heads(subject: Subject) -> Part:
         ),
         notable + ".",
         f"{subject.code('repeated')}.to_frame()",
-        table_of(frame),
-        tuple(head_grid(result.layers, each, name.replace("_", " ")) for name, each in values.items()),
+        table_of(result.to_frame("head")),
+        [head_grid(result.layers, values[name], name.replace("_", " "), means[k]) for k, name in enumerate(names)],
         by_layer(result, "words"),
         result.notes,
+        plain=f"On average, a token looks {in_words(beside[DISTANCE], '.1f', ' tokens away')}.",
+        beside=beside,
     )
 
 
@@ -88,17 +84,24 @@ def profiles(subject: Subject) -> Part:
     distances = list(range(-(n - 2), 1 if result.source.causal else n - 1))
     names = [f"layer {layer}" for layer in result.layers]
     curves = means[:, : len(distances)]
+
+    def profile_of(each: Any) -> Any:
+        return distance_profile(each.repeated.attention, without_first=1).mean((0, 1))[: len(distances)].tolist()
+
+    by_model = subject.by_model(profile_of)
     near = curves[:, max(0, n - 10) : n + 7].sum(-1)
+    beside = {model: sum(profile[max(0, n - 10) : n + 7]) for model, profile in by_model.items()}
     place, head = largest(result.per_sample["past_locality" if result.source.causal else "locality"].mean(0))
     peaks = [peak_distance(each) for each in result.attention.mean(1)]
     own = [name for name, peak in zip(names, peaks, strict=True) if peak == 0]
     notable = (
         f"{names[int(near.argmax())]} has the most weight within 8 tokens ({float(near.max()):.2f}), "
-        f"{names[int(near.argmin())]} the least ({float(near.min()):.2f}); "
+        f"{names[int(near.argmin())]} the least ({float(near.min()):.2f}), the mean is {in_words(beside)}; "
         f"{len(own) or 'none'} of {len(names)} layers attend most to the token itself"
     )
     frame = pd.DataFrame(curves.T.tolist(), columns=names)
     frame.insert(0, "distance", distances)
+    x, levels = "distance (tokens)", levels_of(by_model)
     matrix, title = result.attention[place, head], f"{place_of(result, place, head)}: its matrix"
     return Part(
         "The line of a layer is its mean attention to the token so many places to the left (below 0) or right, without "
@@ -107,28 +110,21 @@ def profiles(subject: Subject) -> Part:
         f"distance_profile({subject.code('repeated')}, without_first=1).mean(1)",
         table_of(frame),
         (
-            Chart("lines", "mean over heads", "distance (tokens)", "attention", distances, curves, names, ordered=True),
+            Chart("lines", "mean over heads", x, "attention", distances, curves, names, True, levels=levels),
             Chart("grid", title, "key (position)", "query (position)", list(range(n)), matrix, list(range(n))),
         ),
+        beside={"attention within 8 tokens, mean over layers": beside},
     )
 
 
 def kernels(subject: Subject) -> Part:
     """Return the logits of position alone, by distance."""
-    readable = supported(lambda: subject.texts)
-    options: dict[str, Any] = {"texts": subject.texts, "without_first": subject.first} if readable else {}
-    result = positional_logits(subject.model, subject.tokenizer, length=subject.length, progress=False, **options)
+    result, logits = _logits(subject)
     code = f", texts, without_first={subject.first}" if result.method == "texts" else ""
-    n = result.length
-    logits = result.relative
-    if logits is None:  # a table of positions: the mean along each diagonal
-        assert result.table is not None
-        logits = torch.stack([result.table.diagonal(k, -2, -1).mean(-1) for k in range(-(n - 1), n)], -1)
-    columns = slice(0, n if result.causal else 2 * n - 1)
-    distances = list(range(-(n - 1), n))[columns]
-    logits = logits[..., columns].double()
-    logits = logits - logits.mean(-1, keepdim=True)  # the softmax sees differences alone
+    distances = [k - (result.length - 1) for k in range(logits.shape[-1])]
     span = logits.amax(-1) - logits.amin(-1)
+    name = "span of a head in nats, mean over heads"
+    beside = subject.beside(lambda each: {name: np.ptp(_logits(each)[1].numpy(), -1).mean()}, **{name: 0.0})
     layer, head = largest(span)
     peak = distances[int(logits[layer, head].argmax())]
     names = [f"{one}.{two}" for one in result.layers for two in range(logits.shape[1])]
@@ -140,24 +136,39 @@ def kernels(subject: Subject) -> Part:
     rows = logits.flatten(0, 1)
     chart = Chart("grid", title, "distance (tokens)", "layer.head", distances, rows, names, centred=True)
     return Part(
-        "Each row is a head (layer.head): how much more (yellow) or less (blue) position alone adds to the logit of a "
+        "Each row is a head (layer.head): how much more (red) or less (blue) position alone adds to the logit of a "
         "key at this distance than on average, in nats"
         + ("; a mean along the diagonals of the table." if result.table is not None else "."),
         f"Strongest: {place_of(result, layer, head)}, whose logits span {float(span[layer, head]):.1f} nats with the "
         f"largest {away(peak)}; "
-        f"{how_many(span < 0.5)} span less than 0.5 nats.",
+        f"{how_many(span < 0.5)} span less than 0.5 nats, and the mean over heads is {in_words(beside[name], '.1f')}.",
         f"positional_logits(model, tokenizer{code}, length={subject.length})",
         table_of(frame),
         (chart,),
+        beside=beside,
     )
+
+
+def _logits(subject: Subject) -> tuple[Any, torch.Tensor]:
+    """Return the positional logits of a model, and these by distance (layer, head, distance), centred."""
+    readable = supported(lambda: subject.texts)
+    options: dict[str, Any] = {"texts": subject.texts, "without_first": subject.first} if readable else {}
+    result = subject.run(positional_logits, subject.tokenizer, length=subject.length, **options)
+    n, logits = result.length, result.relative
+    if logits is None:  # a table of positions: the mean along each diagonal
+        assert result.table is not None
+        logits = torch.stack([result.table.diagonal(k, -2, -1).mean(-1) for k in range(-(n - 1), n)], -1)
+    logits = logits[..., : n if result.causal else 2 * n - 1].double().cpu()
+    return result, logits - logits.mean(-1, keepdim=True)  # the softmax sees differences alone
 
 
 def bands(subject: Subject) -> Part:
     """Return which frequencies of its rotations the model uses."""
-    result = rotary_bands(subject.model, subject.tokenizer, subject.texts, without_first=subject.first, progress=False)
+    result, share = _slow_bands(subject)
     use, waves = result.use, result.wavelength
-    slow = waves > subject.length
-    share = (use * slow[:, None]).sum(-1)  # (layer, head)
+    name = "use of slow bands, mean over heads"
+    chance, level = {name: float((waves > subject.length).double().mean())}, {CHANCE: 1 / use.shape[-1]}
+    beside = subject.beside(lambda each: {name: _slow_bands(each)[1].mean()}, **chance)
     fast = 1 - share
     layer, head = largest(fast)
     names = [str(each) for each in result.layers]
@@ -167,11 +178,18 @@ def bands(subject: Subject) -> Part:
     return Part(
         "Each column is a pair of dimensions that turns once in so many tokens, fastest on the left; the colour is its "
         "share in the norms of queries times keys, mean over heads.",
-        f"{float(share.mean()):.0%} of the use is of bands that turn less than once in the {subject.length} tokens and "
-        f"so hardly depend on position; {place_of(result, layer, head)} uses the fast ones most "
+        f"{in_words(beside[name], '.0%', ' of the use')} is of bands that turn less than once in the {subject.length} "
+        f"tokens and so hardly depend on position; {place_of(result, layer, head)} uses the fast ones most "
         f"({float(fast[layer, head]):.0%}).",
         f"rotary_bands(model, tokenizer, texts, without_first={subject.first}).use.mean(1)",
         table_of(shares),
-        (Chart("grid", "share of use", "wavelength (tokens)", "layer", labels, use.mean(1), names),),
+        (Chart("grid", "share of use", "wavelength (tokens)", "layer", labels, use.mean(1), names, levels=level),),
         {"slow rotations": share.mean(1).tolist()},
+        beside=beside,
     )
+
+
+def _slow_bands(subject: Subject) -> tuple[Any, torch.Tensor]:
+    """Return the use of bands, and the share of those that turn less than once in the length, (layer, head)."""
+    result = subject.run(rotary_bands, subject.tokenizer, subject.texts, without_first=subject.first)
+    return result, (result.use * (result.wavelength > subject.length)[:, None]).sum(-1)

@@ -1,9 +1,8 @@
 """A report of one model: every part, or the reason why the model does not support it."""
 
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,13 +12,13 @@ from torch import nn
 from tqdm import tqdm
 
 import pelocality
-from pelocality._checks import check_several, count
+from pelocality._checks import check_file, check_several, count, flag
 from pelocality.models import SequenceModel
 from pelocality.reports.contents import Part, plain
 from pelocality.reports.inputs import default_texts, load_model
 from pelocality.reports.position_parts import bands, heads, kernels, positions, profiles
 from pelocality.reports.result import Report
-from pelocality.reports.subject import Subject
+from pelocality.reports.subject import Subject, reason_of
 from pelocality.reports.text_parts import classes, depth, order, share, sinks
 
 _LENGTH = 64
@@ -49,7 +48,9 @@ def report(
     length: int | None = None,
     words: int = 32,
     seed: int = 0,
+    twins: bool = True,
     progress: bool = True,
+    **loading: Any,
 ) -> Report:
     """Return all measurements of a model, as plain numbers and as one HTML page.
 
@@ -68,8 +69,11 @@ def report(
             written for this library. `text_batches` joins and cuts strings, so that all texts have one length.
         length: Positions of words and texts; None: 64, or as many as the model has.
         words: The number of repeated words.
-        seed: Seed of words, directions and shuffles.
+        seed: Seed of words, directions, shuffles and random weights.
+        twins: Whether each number stands beside that of the same configuration with random weights, and of this model
+            without positions. They take about as long again as the model alone, and the memory of a second model.
         progress: Show a progress bar over the parts.
+        loading: Arguments of `load_model`, for a model that is given by its name: ``device``, ``dtype``, ``revision``.
 
     Returns:
         A `Report`.
@@ -94,14 +98,18 @@ def report(
     count("seed", seed, least=0)
     if length is not None:
         count("length", length, least=4)
-    if path is not None and not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"path must be in a folder that exists, got {path}; create {Path(path).parent}")
-    if path is not None and not str(path).endswith(".json"):
-        import matplotlib  # noqa: F401 (if it is missing, this fails before the model runs)
-    name = str(model) if isinstance(model, str | Path) else ""
+    flag("twins", twins)
+    if path is not None:
+        check_file("path", path, ".html", ".json")
+        if Path(path).suffix != ".json":
+            import matplotlib  # noqa: F401 (if it is missing, this fails before the model runs)
+    name = ""
     if isinstance(model, str | Path):
-        model, its_tokenizer = load_model(model)
+        name = f"./{Path(model).absolute().name}" if Path(model).exists() else str(model)  # no path of this machine
+        model, its_tokenizer = load_model(model, **loading)
         tokenizer = its_tokenizer if tokenizer is None else tokenizer
+    elif loading:
+        raise TypeError(f"{', '.join(loading)} must come with the name of a model, which is loaded with it")
     measured = SequenceModel.of(model)
     items = default_texts() if texts is None else texts
     check_several("texts", items)
@@ -111,7 +119,7 @@ def report(
         measured.check_length(length)
     n = length or min(_LENGTH, measured.longest - 4 if measured.longest else _LENGTH)
     lines, batches = (items, None) if strings else (None, items)
-    subject = Subject(measured, tokenizer, lines, batches, n, words, seed)
+    subject = Subject(measured, tokenizer, lines, batches, n, words, seed, twins)
     parts = []
     start = time.monotonic()
     bar = tqdm(PARTS.items(), desc="report", unit="part", disable=not progress)
@@ -121,22 +129,31 @@ def report(
     if all(part.reason for part in parts):
         raise ValueError(f"model supports no part of a report; the first reason: {parts[0].reason}")
     command = f"pelocality report {name or 'MODEL'} --length {n} --words {words} --seed {seed}"
+    command += "".join(f" --{option} {value}" for option, value in loading.items())
+    command += (" --text FILE" if texts is not None else "") + ("" if twins else " --no-twins")
     result = Report(
-        name=Path(name).stem if name.endswith(".gguf") else measured.name,
+        name=_name_of(measured, name),
         parts=tuple(parts),
         facts=_facts_of(subject, parts),
         source={
-            "command": command + (" --text FILE" if texts is not None else ""),
-            "python": _lines_before(name, subject),
+            "command": command,
+            "python": _lines_before(name, subject, loading),
             "texts": "a story written for this library" if texts is None else "the caller's",
             "settings": {"length": n, "words": words, "seed": seed},
             "versions": {"pelocality": pelocality.__version__, **{library: version(library) for library in _VERSIONS}},
             "seconds": round(time.monotonic() - start, 1),
         },
+        missing=subject.missing,
     )
     if path is not None:
         result.save(path)
     return result
+
+
+def _name_of(model: SequenceModel, name: str) -> str:
+    """Return the name of a model, of a local file or folder its end alone: a page is mailed."""
+    local = name.startswith("./") or Path(getattr(model.config, "_name_or_path", "")).is_absolute()
+    return Path(name or model.name).name.removesuffix(".gguf") if local else model.name
 
 
 def _part_or_reason(key: str, make: Callable[[Subject], Part], subject: Subject) -> Part:
@@ -145,10 +162,10 @@ def _part_or_reason(key: str, make: Callable[[Subject], Part], subject: Subject)
         part = make(subject)
     except (TypeError, ValueError, NotImplementedError) as error:
         logger.info("a report without %s", key, exc_info=True)
-        reason = re.split("; (?:known:|load it with)", str(error).split("\n")[0])[0]  # a command loads the model itself
-        return Part(reason=reason.rstrip("."))
+        return Part(reason=reason_of(error))
     charts = tuple(replace(each, **{name: plain(value) for name, value in vars(each).items()}) for each in part.charts)
-    return replace(part, charts=charts, by_layer=plain(part.by_layer), notes=tuple(part.notes))
+    numbers = {"by_layer": plain(part.by_layer), "beside": plain(part.beside)}
+    return replace(part, charts=charts, notes=tuple(part.notes), **numbers)
 
 
 def _facts_of(subject: Subject, parts: list[Part]) -> dict[str, Any]:
@@ -171,9 +188,11 @@ def _facts_of(subject: Subject, parts: list[Part]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
-def _lines_before(name: str, subject: Subject) -> list[str]:
+def _lines_before(name: str, subject: Subject, loading: Mapping[str, Any]) -> list[str]:
     """Return the lines before the code of the parts."""
-    model = f'model, tokenizer = load_model("{name}")' if name else "model, tokenizer = ...  # as passed to report"
+    options = "".join(f", {option}={value!r}" for option, value in loading.items())
+    model = f'load_model("{name}"{options})' if name else "...  # as passed to report"
+    model = f"model, tokenizer = {model}"
     length = subject.length + (subject.first if "trial" in vars(subject) else 0)
     texts = ["texts = ...  # as passed to report"]
     if subject.batches is None:

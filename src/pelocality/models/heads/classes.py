@@ -16,6 +16,7 @@ from pelocality.models.layers import AttentionLayers
 from pelocality.models.measuring.provenance import Provenance, provenance
 from pelocality.models.measuring.result import interval_of
 from pelocality.models.measuring.samples import hides_future
+from pelocality.models.measuring.text_averages import SINK
 from pelocality.models.sequence_model import SequenceModel
 
 CLASSES = ("previous", "self", "next", "offset", "duplicate", "induction", "sink", "other")
@@ -44,7 +45,7 @@ class HeadClasses:
     source: Provenance
     notes: tuple[str, ...] = ()
 
-    def classes(self, threshold: float = 0.4) -> list[list[str]]:
+    def classes(self, threshold: float = SINK) -> list[list[str]]:
         """Return the class of each head, by layer.
 
         A head has the class with the largest score. Scores are its mean attention to the previous, the same or the next
@@ -130,7 +131,7 @@ def head_classes(
       ``offset_weight`` that mean.
       In texts with images, $k$ is the distance on every axis of their positions.
     - ``sink``: the attention to the first token, to special tokens and to learned sinks (Xiao et al., 2023; Clark et
-      al., 2019, for [SEP]).
+      al., 2019, for [SEP]). ``sink_control`` is what uniform attention gives them.
     - ``positional`` and ``symbolic``: does attention stay at its place, or follow the tokens, when the tokens around a
       query are permuted? (In a causal model, only the tokens before the query are permuted.) Let $a_j$ be the attention
       of that query before, $a'_j$ after, and $\pi(j)$ the new place of token $j$. The scores are the correlations over

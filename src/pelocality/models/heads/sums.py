@@ -116,9 +116,10 @@ class HeadSums:
             coordinates = noted[0].cpu().expand(-1, len(enough), -1)[:, rows] if noted else None
             paired = _by_distance(pairs[:, None].to(weights), self.reach, coordinates)
             mean = _by_distance(weights * pairs[:, None], self.reach, coordinates) / paired  # NaN without a pair
-            rests = (weights * special[:, None, None]).sum(-1)
-            if self.attending.sinks[self.attending.layers.index(self.layers[place])]:
-                rests += 1 - weights.sum(-1)
+            learned = int(self.attending.sinks[self.attending.layers.index(self.layers[place])])
+            rests = (weights * special[:, None, None]).sum(-1) + learned * (1 - weights.sum(-1))
+            even = ((visible & special[:, None]).sum(-1) + learned) / (visible.sum(-1) + learned).clamp(min=1)
+            rests = torch.cat([rests, even[:, None].to(rests)], 1)  # (batch, head + 1, n), the last for uniform weights
             sink = (rests * keys[:, None]).sum(-1) / keys.sum(1, keepdim=True)
             return mean, sink, weights[range(len(rows)), :, query], visible[range(len(rows)), query]
 
@@ -127,7 +128,8 @@ class HeadSums:
         mean, sink, before, seen = (torch.stack(each) for each in zip(*observed, strict=True))
         self.by_distance += torch.stack([mean.nan_to_num(0), (~mean.isnan()).double()]).sum(2)
         near = {name: mean[..., self.reach + k] for name, k in (("previous", -1), ("self", 0), ("next", 1))}
-        self._add_samples(near | {"sink": sink})
+        by_chance = sink[..., -1:].expand(mean.shape[:-1])
+        self._add_samples(near | {"sink": sink[..., :-1], "sink_control": by_chance})
         moving = keys & (position != query[:, None])
         images = self.model.holds_images(inputs)
         self.permuted |= not images

@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -307,6 +307,16 @@ class AveragedAttention(Averages):
         return self.attention.shape[1]
 
     @property
+    def chance(self) -> Self:
+        """What chance gives: uniform attention to the keys that each query sees, as one head and one sample."""
+        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
+        uniform = (visible / visible.sum(-1, keepdim=True)).to(self.attention)
+        result = replace(self, attention=uniform[:, None], per_sample={})
+        names = (name for name in self._shown() if name in self.per_sample)
+        per_sample = {name: function(result)[None] for name in names if (function := metric_of(name))}
+        return replace(result, per_sample=per_sample)
+
+    @property
     def precision(self) -> torch.dtype | None:
         """The precision in which the weights were computed, by whose rounding they are judged; None if not known."""
         return getattr(torch, self.source.precision, None)
@@ -399,9 +409,7 @@ class PositionalAttention(AveragedAttention):
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes = list(super().notes)
         if self.source.equal_states and not self.source.directions:
-            visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
-            uniform = visible / visible.sum(-1, keepdim=True)
-            far = (self.attention - uniform[:, None]).abs().sum(-1).mean(-1).amax(-1) / 2  # of the least uniform head
+            far = (self.attention - self.chance.attention).abs().sum(-1).mean(-1).amax(-1) / 2
             distance = list(zip(map(str, self.layers), far.tolist(), strict=True))
             if flat := [layer for layer, far in distance if far < _UNIFORM]:
                 notes.append(f"uniform (within {_UNIFORM:.0%}), on text maybe not: layers {', '.join(flat)}")

@@ -1,8 +1,8 @@
 """The mean attention of a model over real text, and how much of it position explains."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from pelocality.models.measuring.text import TextSums
 from pelocality.models.sequence_model import SequenceModel
 
 _FEW = 10  # texts of which a head that ignores position has a share below -0.1
-_SINK = 0.3  # attention above uniform, from which on a first token is a sink
+SINK = 0.4
+"""The attention to the first token, special tokens and learned sinks from which on a head is a sink; a convention."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -39,21 +40,25 @@ class TextAverage(AveragedAttention):
     def notes(self) -> tuple[str, ...]:
         """Cautions for reading these numbers, one sentence each; usually empty."""
         notes, n = list(super().notes), self.source.texts
-        visible = torch.ones_like(self.attention[:, 0]) if self.visible is None else self.visible
-        uniform = visible[:, 1:, 0] / visible[:, 1:].sum(-1)
-        sink = (self.attention[..., 1:, 0] - uniform[:, None]).mean(-1).amax(-1)  # (layer,)
+        sink = self.attention[..., 1:, 0].mean(-1).amax(-1)  # (layer,), without the token's attention to itself
         if n == 1:
             notes.append("one text has no position share (NaN), which compares texts: pass more")
         elif n <= _FEW:
             notes.append(f"of {n} texts, a head that ignores position has a share of {-1 / (n - 1):.2f} on average")
-        if layers := [str(layer) for layer, more in zip(self.layers, sink.tolist(), strict=True) if more > _SINK]:
-            most = f"{float(sink.nan_to_num().max()):.2f} above uniform in layers {', '.join(layers)}"
+        if layers := [str(layer) for layer, more in zip(self.layers, sink.tolist(), strict=True) if more >= SINK]:
+            most = f"{float(sink.nan_to_num().max()):.2f} of the attention of a head in layers {', '.join(layers)}"
             notes.append(f"the first token gets up to {most}, which counts as position: measure with without_first=1")
         if cut := self.source.left_out:
             notes.append(f"n = {self.length}, as length= counts {cut} first tokens that are left out")
         if self._lengths() != str(self.length) and not self.source.causal:
             notes.append("texts end at different tokens, so metrics of the mean matrix lean to the left")
         return tuple(notes)
+
+    @property
+    def chance(self) -> Self:
+        """What chance gives, as of `AveragedAttention`; its share is that of noise, below 0 by the number of texts."""
+        others = self.source.texts - 1
+        return replace(super().chance, share=torch.full_like(self.share[:, :1], -1 / others if others else torch.nan))
 
     def _more_columns(self) -> dict[str, Tensor]:
         return {"position_share": self.share}
