@@ -28,7 +28,7 @@ _REASONS = (
     "turns queries and keys, but not by the places of its tokens",
     "has frequencies that depend on the length of its input, so give length=",
 )
-_MISFIT = 0.03  # the share by which what is no angle, or no factor, of a pair in all heads may change queries
+_MISFIT = 0.03  # the angle in radians by which the largest pair of a head may turn otherwise than those of all heads
 _PAIRED = 1e-2  # two dimensions turn together if the sum of their squares differs by less than this share of each
 
 
