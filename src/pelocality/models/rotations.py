@@ -278,8 +278,7 @@ def closest_rotation(
     recognised = not torch.equal(states[:, : still.shape[1]], still[:, :tokens])
     if not recognised or still.shape[1] != tokens:
         still = (still if recognised else states)[:, :1]
-    # Llama 4 scales queries by their position.
-    pairs = _pairs(*(nn.functional.normalize(each, dim=-1) for each in (states, still)), dims or 0, tolerance)
+    pairs = _pairs(states, still, dims or 0, tolerance)
     if not len(pairs):
         return None
     every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still))  # (head, n, band)
@@ -313,8 +312,10 @@ def _pairs(states: Tensor, still: Tensor, dims: int, tolerance: float) -> Tensor
 
     Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
     """
-    squares = states.square()
-    change = squares - still.square()
+    squares, before = (
+        nn.functional.normalize(each, dim=-1).square() for each in (states, still)
+    )  # Llama 4 scales them
+    change = squares - before
     change = change - change.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)
     alone = together.diagonal()
