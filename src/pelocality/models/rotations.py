@@ -29,7 +29,7 @@ _REASONS = (
     "turns queries and keys, but not by the places of its tokens",
     "has frequencies that depend on the length of its input, so give length=",
 )
-_MISFIT = 0.03  # the share by which what is no angle, or no factor, of a pair in all heads may change queries
+_MISFIT = 0.03  # the angle in radians by which the largest pair of a head may turn otherwise than those of all heads
 _PAIRED = 1e-2  # two dimensions turn together if the sum of their squares differs by less than this share of each
 
 
@@ -276,8 +276,7 @@ def closest_rotation(
     recognised = not torch.equal(states[:, : still.shape[1]], still[:, :tokens])
     if not recognised or still.shape[1] != tokens:
         still = (still if recognised else states)[:, :1]
-    # Llama 4 scales queries by their position.
-    pairs = _pairs(*(nn.functional.normalize(each, dim=-1) for each in (states, still)), dims or 0, tolerance)
+    pairs = _pairs(states, still, dims or 0, tolerance)
     if not len(pairs):
         return None
     every, before = (torch.complex(*each[..., pairs].unbind(-1)) for each in (states, still))  # (head, n, band)
@@ -335,8 +334,10 @@ def _pairs(states: Tensor, still: Tensor, dims: int, tolerance: float) -> Tensor
 
     Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
     """
-    squares = states.square()
-    change = squares - still.square()
+    squares, before = (
+        nn.functional.normalize(each, dim=-1).square() for each in (states, still)
+    )  # Llama 4 scales them
+    change = squares - before
     change = change - change.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)
     alone = together.diagonal()

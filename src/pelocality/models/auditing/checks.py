@@ -7,7 +7,7 @@ a row.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,7 @@ from pelocality.models.families import LAYOUTS, UNDECLARED, Architecture, KnownL
 from pelocality.models.recorder import Call, Lookup, NoRowError, distances
 from pelocality.models.rotations import Rotation
 
-_PAIRS = {
-    False: "dimensions of both halves (as in Llama)",
-    True: "neighbouring dimensions (as in GPT-J)",
-    None: "others",
-}
+_PAIRS: Any = {False: "dimensions of both halves (as in Llama)", True: "neighbouring dimensions (as in GPT-J)"}
 _SEES = {True: "causal", False: "attention to later keys"}
 
 Runs = dict[int, Rotation]
@@ -144,7 +140,7 @@ def rotation(reading: Reading, layer: Layer) -> Row:
         factor_differs = factor is not None and abs(factor / like.attention_factor - 1) > 1e-3
         differences |= {
             "angles differ from position {} on, by up to {:.1g} rad".format(*off or (0, 0)): off is not None,
-            f"pairs are {_PAIRS[queries.interleaved]}": pairs_differ,
+            f"pairs are {_PAIRS.get(queries.interleaved, 'others')}": pairs_differ,
             "angles have the other sign": family.direction not in (None, direction),
             f"attention factor {factor or 0:.4g}, not {like.attention_factor:.4g}": factor_differs,
         }
