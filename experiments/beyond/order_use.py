@@ -5,10 +5,10 @@
     python -m experiments.beyond.order_use --results docs/results/order_use*.csv  # the tables again
 
 `order_use` exchanges pairs of neighbouring words, or their position ids in SmolLM2-135M, and replaces the same pairs by
-words of another text. Each model is measured as it is and with random weights (seed 0); by direct reading, where every
-layer reads the unchanged states of all tokens but the pair, and through all layers. Beside it stand the steps of each
-layer's mean attention, of all its heads. Then all rotation angles of SmolLM2 are scaled. A run that is in the folder of
-results is not repeated.
+words of another text. Each model is measured by direct reading, where every layer reads the unchanged states of all
+tokens but the pair, as it is and with random weights (seed 0), and through all layers. Beside it stand the steps of
+each layer's mean attention, of all its heads. Then all rotation angles of SmolLM2 are scaled. A run that is in the
+folder of results is not repeated.
 """
 
 import argparse
@@ -23,20 +23,13 @@ from transformers import AutoModelForCausalLM, logging
 
 from experiments.beyond.real_models import untrained_copy
 from experiments.runs import DATA, PACKAGES, markdown, packaged
-from pelocality import NoEncoding, RotaryEncoding, attach, order_use, step_profile, text_average
+from pelocality import RotaryEncoding, attach, order_use, step_profile, text_average
 from pelocality.statistics import Estimate, mean_over_runs
 
-TEXTS = {"minilm": (32, 2), "mpnet": (12, 3), "smollm2": (8, 5)}  # number of texts, and every k-th pair of each
+TEXTS = {"minilm": (32, 2), "mpnet": (8, 6), "smollm2": (8, 5)}  # number of texts, and every k-th pair of each
+RUNS = {"trained, directly": True, "untrained, directly": True, "trained, through all layers": False}
 REACH = 16
 SCALES = (0.5, 0.8, 1.0, 1.25, 2.0)
-
-
-def readings(name):
-    """Return what is measured of a model: its state, what is exchanged, and whether it is read directly."""
-    both = ("trained", "untrained")
-    if name == "smollm2":
-        return [(state, *how) for how in (("ids", True), ("words", True), ("ids", False)) for state in both]
-    return [(state, "words", direct) for direct in (True, False) for state in both] + [("no positions", "words", False)]
 
 
 def texts_of(path, tokenizer, length, number):
@@ -66,17 +59,11 @@ def once(path, measure):
 
 def layers_of(name, model, texts, tokenizer, run, every):
     """Return the table of one run, with a row for each layer."""
-    state, change, direct = run
-    measured = untrained_copy(model) if state == "untrained" else model
-    options = {"change": change, "direct": direct, "reach": REACH, "every": every, "progress": False}
-    if state == "no positions":
-        with attach(model, NoEncoding()):
-            frame = order_use(model, texts, tokenizer, **options).to_frame()
-    else:
-        frame = order_use(measured, texts, tokenizer, **options).to_frame()
-    if direct:
-        frame = frame.join(steps(measured, texts, tokenizer, name))
-    return frame.assign(model=name, state=state, change=change, direct=direct)
+    measured = untrained_copy(model) if run.startswith("untrained") else model
+    change = "ids" if name == "smollm2" else "words"
+    options = {"change": change, "direct": RUNS[run], "reach": REACH, "every": every, "progress": False}
+    frame = order_use(measured, texts, tokenizer, **options).to_frame()
+    return frame.join(steps(measured, texts, tokenizer, name)).assign(model=name, run=run, change=change)
 
 
 def dialled(model, texts, tokenizer, scale, every):
@@ -106,27 +93,24 @@ def table_of(trained, untrained, through):
 
 
 def report(frame):
-    """Print the tables of each model, of means over layers, and of ranks over layers."""
-    means, ranks = [], []
+    """Print the table of each model, and ranks over layers."""
+    ranks = []
     for name, of_model in frame.groupby("model", sort=False):
-        runs = {key: run.reset_index(drop=True) for key, run in of_model.groupby(["change", "direct", "state"])}
-        main = of_model["change"].iloc[0]
-        direct, through = (runs[main, one, "trained"] for one in (True, False))
-        table = table_of(direct, runs[main, True, "untrained"], through)
-        print(f"\n{name}, exchange of {main}\n\n{markdown(table[:: 1 if len(table) < 13 else 3])}")
-        for change, one in sorted({key[:2] for key in runs}, reverse=True):
-            row = {"model": name, "exchange of": change, "read": "directly" if one else "through all layers"}
-            for state in ("trained", "untrained", "no positions"):
-                row[state] = f"{runs[change, one, state]['share'].mean():.3f}" if (change, one, state) in runs else ""
-            means.append(row)
+        direct, untrained, through = (of_model[of_model["run"] == run].reset_index(drop=True) for run in RUNS)
+        table = table_of(direct, untrained, through)
+        heading = f"{name}, exchange of {direct['change'][0]}"
+        print(f"\n{heading}\n\n{markdown(table)}")
         pairs = {
             "through all layers: order, content": (through["locality"], through["content_locality"]),
             "directly: order, content": (direct["locality"], direct["content_locality"]),
             "directly: order, steps": (direct["locality"], direct["step_locality"]),
         }
-        ranks.append({"model": name} | {key: f"{spearmanr(*pair).statistic:.2f}" for key, pair in pairs.items()})
-    print(f"\nshare of content, mean over layers\n\n{markdown(pd.DataFrame(means))}")
-    print(f"\nrank correlation over layers of two localities\n\n{markdown(pd.DataFrame(ranks))}")
+        means = {"share": direct, "untrained": untrained, "through all layers": through}
+        row = {"model": name} | {key: f"{run['share'].mean():.3f}" for key, run in means.items()}
+        ranks.append(row | {key: f"{spearmanr(*pair).statistic:.2f}" for key, pair in pairs.items()})
+    print(
+        f"\nmean share over layers, and rank correlation over layers of localities\n\n{markdown(pd.DataFrame(ranks))}"
+    )
 
 
 def report_dial(dial):
@@ -162,13 +146,13 @@ def main():
         number, every = (2, 3) if arguments.smoke else TEXTS[name]
         model, tokenizer = packaged(name)
         texts = texts_of(arguments.text, tokenizer, 12 if arguments.smoke else arguments.length, number)
-        for run in readings(name):
-            path = runs / f"{name}-{run[0].replace(' ', '_')}-{run[1]}-{'direct' if run[2] else 'through'}.csv"
+        for run in RUNS:
+            path = runs / f"{name}, {run}.csv"
             tables.append(once(path, partial(layers_of, name, model, texts, tokenizer, run, every)))
         if name == "smollm2":
             decoder, _ = packaged(name, AutoModelForCausalLM)
             for scale in SCALES:
-                measure = partial(dialled, decoder, texts, tokenizer, scale, every)
+                measure = partial(dialled, decoder, texts, tokenizer, scale, 2 * every)
                 scaled.append(once(runs / f"dial-{scale:g}.csv", measure))
     parts = {"order_use": (tables, report), "order_use_dial": (scaled, report_dial)}
     for name, (measured, show) in parts.items():
