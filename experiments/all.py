@@ -74,6 +74,10 @@ STUDIES = {
         "beyond.order_without_positions {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs "
         "{data}/snli_dev_subset.jsonl --text {data}/books.txt.gz"
     ),
+    "reversible_swaps": (
+        "beyond.reversible_swaps {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl "
+        "--plain {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl --text {data}/books.txt.gz --novels 8000"
+    ),
     "decoders_in_training": "beyond.decoders_in_training --text {data}/books.txt.gz --batch 16",
     "relocated_positions": "beyond.relocated_positions --text {data}/books.txt.gz",
     "relocated_forms": (

@@ -234,7 +234,7 @@ def figure(table):
         ax.errorbar(values, places, xerr=ends, fmt=marker, color=color, capsize=2, label=decoder)
     ax.set_yticks([-number for number in range(len(parts))], [f"{name} ({len(part)})" for name, part in parts.items()])
     ax.axvline(50, color="0.6", linestyle=":", linewidth=1)
-    ax.set(xlabel="original preferred to its role swap, % (chance: 50)", xlim=(48, 100))
+    ax.set(xlabel="original preferred to its role swap, % (chance: 50)", xlim=(36, 100))
     fig.legend(loc="outside upper center", ncols=3, frameon=False)
     return fig
 
