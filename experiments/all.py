@@ -107,6 +107,7 @@ PUBLISHED = (
     ("training", "paper.encoding_grid", "encoding_grid.csv"),
     ("decoders", "beyond.order_without_positions", "order_without_positions.csv"),
     ("decoders", "beyond.decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
+    ("decoders", "beyond.reversible_swaps", "reversible_swaps.csv"),
     ("decoders", "beyond.decoders_in_training", "decoders_in_training.csv"),
     ("rotations", "beyond.rotations", "rotations_smollm2_kernels.csv"),
     ("rotations", "beyond.rotations", "rotations_smollm2_quarters.csv"),
