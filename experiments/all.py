@@ -77,6 +77,10 @@ STUDIES = {
         "beyond.order_without_positions {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs "
         "{data}/snli_dev_subset.jsonl --text {data}/books.txt.gz"
     ),
+    "reversible_swaps": (
+        "beyond.reversible_swaps {data}/ewt_train.jsonl {data}/ewt_dev.jsonl --pairs {data}/snli_dev_subset.jsonl "
+        "--plain {data}/snli_dev_full.jsonl {data}/mnli_dev.jsonl --text {data}/books.txt.gz --novels 8000"
+    ),
     "decoders_in_training": "beyond.decoders_in_training --text {data}/books.txt.gz --batch 16",
     "relocated_positions": "beyond.relocated_positions --text {data}/books.txt.gz",
     "relocated_forms": (
@@ -106,6 +110,7 @@ PUBLISHED = (
     ("training", "paper.encoding_grid", "encoding_grid.csv"),
     ("decoders", "beyond.order_without_positions", "order_without_positions.csv"),
     ("decoders", "beyond.decoder_minimal_pairs", "decoder_minimal_pairs.csv"),
+    ("decoders", "beyond.reversible_swaps", "reversible_swaps.csv"),
     ("decoders", "beyond.decoders_in_training", "decoders_in_training.csv"),
     ("rotations", "beyond.rotations", "rotations_smollm2_kernels.csv"),
     ("rotations", "beyond.rotations", "rotations_smollm2_quarters.csv"),

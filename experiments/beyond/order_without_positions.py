@@ -58,8 +58,10 @@ def build(arguments):
     rows = {}
 
     def add(pairs, **columns):
-        for good, bad in zip(pairs["sentence_good"], pairs["sentence_bad"], strict=True):
-            rows.setdefault((good, bad), columns)  # swaps found by frames are found by the rule too
+        persons = pairs["reversible"] if "reversible" in pairs.column_names else [""] * len(pairs)
+        for good, bad, reversible in zip(pairs["sentence_good"], pairs["sentence_bad"], persons, strict=True):
+            # swaps found by frames are found by the rule too
+            rows.setdefault((good, bad), columns | {"reversible": reversible})
 
     captions = {side.text: side for pair in read_snli(arguments.pairs) for side in (pair.premise, pair.hypothesis)}
     corpora = {path.stem: list(read_frames(path)) for path in arguments.sentences}
@@ -197,13 +199,13 @@ def explained(table):
 
 
 def parts_of(table):
-    """Return role swaps, all of them and by length, corpus and whether the verb changed, by name."""
+    """Return role swaps, all of them and by length, corpus, what the verb did and who are persons, by name."""
     rows = readable(table, "roles", LARGE)
     parts = {"all": rows}
     parts |= {f"{name} words": rows[rows["words"].between(*ends)] for name, ends in LENGTHS.items()}
     parts |= {
-        f"{column} {value}" if column == "verb" else value: part
-        for column in ("corpus", "verb")
+        value if column == "corpus" else f"{column.replace('reversible', 'persons:')} {value}": part
+        for column in ("corpus", "verb", "reversible")
         for value, part in rows.groupby(column, sort=False)
     }
     return {name: part for name, part in parts.items() if len(part)}
@@ -232,7 +234,7 @@ def figure(table):
         ax.errorbar(values, places, xerr=ends, fmt=marker, color=color, capsize=2, label=decoder)
     ax.set_yticks([-number for number in range(len(parts))], [f"{name} ({len(part)})" for name, part in parts.items()])
     ax.axvline(50, color="0.6", linestyle=":", linewidth=1)
-    ax.set(xlabel="original preferred to its role swap, % (chance: 50)", xlim=(48, 100))
+    ax.set(xlabel="original preferred to its role swap, % (chance: 50)", xlim=(36, 100))
     fig.legend(loc="outside upper center", ncols=3, frameon=False)
     return fig
 

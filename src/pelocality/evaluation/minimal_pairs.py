@@ -94,7 +94,7 @@ class MinimalPairEvaluation(DisplayMixin):
             raise ValueError(f"{self.score} must be one of this library's scores, with a fast tokenizer, to have words")
         rows: list[dict[str, Any]] = []
         for number, (texts, tokens, spans) in enumerate(self._scored):
-            regions = ((), ()) if spans is None else regions_of(*texts, spans)
+            regions = ((), ()) if spans is None else regions_of(texts[0], texts[1], spans)
             for name, text, own, region in zip(("good", "bad"), texts, tokens, regions, strict=True):
                 rows += ({"pair": number, "sentence": name} | word for word in words_of(text, own, regions=region))
         frame = pd.DataFrame(rows)
@@ -239,10 +239,11 @@ def _scores(
         name, by_token = name_of(inner), inner in _SCORES and getattr(tokenizer, "is_fast", False)
         scores = function(model, tokenizer, texts, **settings | ({"by": "token"} if by_token else {}))
         if by_token:
-            tokens = [[] for _ in texts]
+            own: list[list[Scored]] = [[] for _ in texts]
             for number, *token in scores[["text", "start", "end", "score"]].itertuples(index=False):
-                tokens[number].append(tuple(token))
-            scores = [reduced([score for *_, score in each], settings.get("reduction", "sum")) for each in tokens]
+                own[number].append(tuple(token))
+            scores = [reduced([score for *_, score in each], settings.get("reduction", "sum")) for each in own]
+            tokens = own
     else:
         check_callable(model, LOADERS)
         if score is not None:

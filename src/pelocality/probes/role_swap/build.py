@@ -246,7 +246,7 @@ class RoleSwap:
         if self.source != "frames":
             how = _name_of_function(self.source) if callable(self.source) else f"rule over {self.source}"
             row["provenance"] += f"; roles: {how}"
-        about = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
+        about: Row = {"negated": is_negative(sentence), "mood": mood_of(sentence)}
         about |= {"reversible": reversible(sentence, candidate)}
         size = sum(span["size"] for span in spans if span["category"] != "agreement")
         return {**row, **about, "size": size, "category": candidate.voice, "seed": self.seed}

@@ -51,7 +51,7 @@ def are_cognate(verb: str, noun: str) -> bool:
 ACCUSATIVE = {"i": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 NOMINATIVE = {"me": "I", "him": "he", "her": "she", "us": "we", "them": "they"}
 PRONOUNS: dict[str, Number] = dict.fromkeys(("we", "us", "you", "they", "them"), "plural")
-PRONOUNS |= {"i": "1sg", "me": "1sg"} | dict.fromkeys(("he", "him", "she", "her", "it", *WORDS["indefinite"]), "3sg")
+PRONOUNS.update(dict.fromkeys(("he", "him", "she", "her", "it", *WORDS["indefinite"]), "3sg"), i="1sg", me="1sg")
 PERSONAL = PRONOUNS.keys() - WORDS["indefinite"]
 SAME_PERSON = (words("i me"), words("we us"), words("you"))
 # Reflexives and reciprocals, in words with a space between
