@@ -132,6 +132,12 @@ def test_two_angles_in_a_pair_are_no_rotation():
         RotaryEncoding.from_model(hunyuan_vl.modeling_hunyuan_vl.HunYuanVLTextModel(config))
 
 
+def test_a_first_token_with_angles_of_its_own_is_refused():
+    model = hf.MLCDVisionModel(hf.MLCDVisionConfig(**VISION, image_size=24))
+    with pytest.raises(ValueError, match="MLCD"):
+        RotaryEncoding.from_model(model, length=36)
+
+
 def test_bands_that_do_not_turn_are_bands():
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16}
     config = hf.Gemma4TextConfig(**TEXT, **kinds, hidden_size_per_layer_input=0, num_kv_shared_layers=0)

@@ -177,6 +177,8 @@ def _check_shape(weights: Tensor, positions: Positions | None, any_shape: bool) 
             raise ValueError(f"positions are of (query, key) {expected}, attention has shape {shape}; {advice}")
     elif weights.ndim < 2 or 0 in shape[-2:] or not (any_shape or shape[-1] == shape[-2]):
         advice = "of other queries than keys give positions=Positions(keys, queries)"
+        if weights.ndim == 2:
+            advice += ", and a table of position embeddings (n, d) to measure_absolute"
         raise ValueError(f"attention must be square, (..., n, n) with n >= 1, got shape {shape}; {advice}")
 
 

@@ -115,7 +115,8 @@ def check_rows(faults: Tensor, weights: Tensor) -> None:
     if not bool(weights.isfinite().all()):
         raise ValueError("attention contains NaN or infinity; if all keys of a row are masked, leave it out with mask=")
     if (least := weights.amin().item()) < 0:
-        raise ValueError(f"attention must not be negative, the smallest weight is {least:.3g}; apply .softmax(-1)?")
+        advice = "take .softmax(-1) of logits, and measure_absolute for a table of position embeddings"
+        raise ValueError(f"attention must not be negative, the smallest weight is {least:.3g}; {advice}")
     advice = "take .softmax(-1) of logits, call model.eval() against dropout, leave empty rows out with mask="
     if bool((row_faults(weights.mT) <= tolerance).all()):
         advice = "its columns do: transpose it, rows are queries"

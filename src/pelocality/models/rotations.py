@@ -273,7 +273,10 @@ def closest_rotation(
     """
     states, places, tokens = states.cpu().double(), places.double(), states.shape[1]
     still = states[:, :1] if still is None else still.cpu().double()
+    directions = nn.functional.normalize(still, dim=-1)
+    # The [CLS] of MLCD turns by angles of its own, which no rotary module returns: nothing but rotation is left out.
     recognised = not torch.equal(states[:, : still.shape[1]], still[:, :tokens])
+    recognised &= torch.allclose(directions, directions[:, :1].expand_as(directions), atol=tolerance)
     if not recognised or still.shape[1] != tokens:
         still = (still if recognised else states)[:, :1]
     pairs = _pairs(states, still, dims or 0, tolerance)

@@ -144,6 +144,9 @@ class SequenceModel:
                 raise ValueError("model has a learned prompt, which would be left out; pass model.get_base_model()")
         return described
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} of {self}"
+
     def __str__(self) -> str:
         """Return the class and type of the model, for errors."""
         model_type = getattr(self.config, "model_type", "")

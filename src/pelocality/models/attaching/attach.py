@@ -36,11 +36,17 @@ class Attachment:
         position_embeddings: Whether the model's position embeddings are disabled: ``"disable"`` or ``"keep"``.
     """
 
-    model: nn.Module = field(repr=False)
+    model: nn.Module
     encodings: tuple[Encoding, ...]
     position_embeddings: Positions
-    _key: str = field(repr=False)
-    _blocks: list[None] = field(default_factory=list, init=False, repr=False, compare=False)  # that it is entered by
+    _key: str
+    _blocks: list[None] = field(default_factory=list, init=False, compare=False)  # that it is entered by
+
+    def __repr__(self) -> str:
+        differing = ", ".join(dict.fromkeys(map(repr, self.encodings)))
+        kept = "disabled" if self.position_embeddings == "disable" else "kept"
+        model = type(self.model).__name__
+        return f"Attachment({len(self.encodings)} layers of {model}: {differing}; position embeddings {kept})"
 
     def remove(self) -> None:
         """Remove the encodings and enable the model's position embeddings again.
