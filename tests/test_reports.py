@@ -311,7 +311,17 @@ def test_a_wrong_name_of_a_file_is_an_error_before_the_model_runs(wrong, capsys)
 def test_the_command_writes_the_page_and_the_numbers(made, models, tokenizer, tmp_path, capsys):
     models["bert"].save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
-    small = ["--length", "8", "--words", "2", "--json", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.html")]
+    small = [
+        "--no-twins",
+        "--length",
+        "8",
+        "--words",
+        "2",
+        "--json",
+        str(tmp_path / "out.json"),
+        "-o",
+        str(tmp_path / "out.html"),
+    ]
     assert main(["report", str(tmp_path / "bert"), *small]) == 0
     assert "Most local: layer" in capsys.readouterr().out
     for name in ("out.html", "out.json"):
