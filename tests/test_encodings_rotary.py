@@ -49,6 +49,15 @@ def test_the_rotation_is_that_of_transformers(scaling):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)  # transformers has angles in float32
 
 
+def test_pairs_that_are_named_are_those_that_turn_whatever_the_usual_ones_are():
+    pairs = [[0, 3], [1, 2]]
+    one, other = (
+        RotaryEncoding(4, frequencies=[1.0, 0.5], pairs=pairs, interleaved=interleaved) for interleaved in (True, False)
+    )
+    content = torch.randn(2, 1, 4)
+    torch.testing.assert_close(one.kernel(*content, 5), other.kernel(*content, 5))
+
+
 def test_interleaved_pairs_are_those_of_gpt_j():
     encoding = RotaryEncoding(16, interleaved=True).double()
     query = states(1, 3, 9, 16)

@@ -46,6 +46,7 @@ def test_an_embedding_model_has_no_effect_without_positions():
     [
         (None, GROUPS, "model"),
         (lambda rows: rows, "abc", "groups"),
+        (lambda rows: rows, ["abc", "def"], "groups"),
         (lambda rows: [[1.0]], [], "groups"),
         (lambda rows: [[1.0]], [["a"]], "groups"),
         (lambda rows: [[1.0]], [["a", "b"], ["c"]], "groups"),

@@ -7,6 +7,8 @@ import torch
 from transformers import (
     AutoTokenizer,
     BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -224,6 +226,22 @@ def test_what_cannot_be_measured_is_refused():
     ):
         with pytest.raises(error):
             order_use(model, given, **{**OPTIONS, **options})
+
+
+def test_half_precision_hides_neither_other_positions_nor_that_a_model_sees_the_future():
+    one, same = (order_use(encoder(scale=0.02).half(), texts(), without_first=first, **OPTIONS) for first in (0, None))
+    torch.testing.assert_close(one.exchanged, same.exchanged, equal_nan=True)
+    with pytest.raises(ValueError, match="float16"):
+        order_use(encoder().half(), texts(), change="ids", **OPTIONS)
+
+
+def test_the_output_of_an_untrained_encoder_moves_by_no_less_than_nothing():
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**SIZES, num_hidden_layers=2))
+    result = order_use(model, texts(), output=True, **OPTIONS)
+    assert (result.exchanged[:, -1].nan_to_num(0) >= 0).all()
+    with pytest.raises(ValueError, match="output=True"):
+        order_use(BertForSequenceClassification(model.config), texts(), output=True, **OPTIONS)
 
 
 def test_a_module_of_ones_own_is_measured_and_by_ids_only_if_it_knows_no_positions():

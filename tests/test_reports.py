@@ -18,7 +18,7 @@ from torch import nn
 import pelocality
 from pelocality import SequenceModel, compare_models, positional_attention, report, reports, text_average
 from pelocality.__main__ import main
-from pelocality.metrics import sink_rate
+from pelocality.metrics import crop, sink_rate
 from pelocality.models import identical_patches
 from pelocality.reports import Atlas, Chart, atlas_row, load_model, order_pairs, text_batches
 from pelocality.reports.atlas import FIELDS, SCHEMA
@@ -91,6 +91,10 @@ def test_every_part_has_sentences_numbers_and_code(name, made):
 def test_numbers_of_repeated_words_are_those_of_positional_attention(made, models, tokenizer):
     for name, prefix, metric in (("bert", False, "locality"), ("llama", True, "past_locality")):
         result = positional_attention(models[name], tokenizer, length=LENGTH, words=WORDS, seed=SEED, prefix=prefix)
+        chart = made[name]["profiles"].charts[0]
+        itself = torch.as_tensor(chart.values)[:, list(chart.x).index(0)]
+        diagonals = crop(result.attention, 1).diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(itself, diagonals.mean((1, 2)).to(itself), atol=1e-5, rtol=1e-3)
         expected = result.per_sample[metric].mean(0)
         shown = column(made[name]["heads"], metric.replace("_", " "))
         assert shown == pytest.approx(expected.flatten().tolist(), rel=1e-3)

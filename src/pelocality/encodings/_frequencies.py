@@ -74,4 +74,4 @@ def checked_pairs(interleaved: bool, pairs: Any, dim: int) -> tuple[bool, tuple[
     for neighbours, usual in ((False, band.view(2, -1).T), (True, band.view(-1, 2))):
         if torch.equal(array, usual):
             return neighbours, None
-    return interleaved, tuple(map(tuple, array.tolist()))
+    return False, tuple(map(tuple, array.tolist()))

@@ -1,6 +1,6 @@
 """How much the place of a part in a text changes its score, whatever the part says: a document's parts, or options."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class SlotEffect(DisplayMixin):
         return self.to_frame()
 
 
-def slot_effect(score: Score, groups: Sequence[Sequence[str]]) -> SlotEffect:
+def slot_effect(score: Score, groups: Iterable[Sequence[str]]) -> SlotEffect:
     r"""Return how much the place of a part changes its score, with every part once in every place.
 
     A group of $k$ parts is scored in its $k$ rotations, a Latin square. With $S_{rs}$ the score of the part in slot
@@ -82,9 +82,11 @@ def slot_effect(score: Score, groups: Sequence[Sequence[str]]) -> SlotEffect:
         [0.667, -0.333, -0.333]
     """
     check_callable(score, "similarity_to_parts(embed), or write a function")
-    if isinstance(groups, str) or len({len(group) for group in groups}) != 1 or len(groups[0]) < 2:
+    groups = [] if isinstance(groups, str) else list(groups)
+    sizes = {0 if isinstance(each, str) else len(each) for each in groups}
+    if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError("groups must be lists of equally many parts, two or more")
-    size, effects = len(groups[0]), []
+    size, effects = min(sizes), []
     for group in groups:
         rotations = [[*group[start:], *group[:start]] for start in range(size)]
         scores = array_of(score(rotations)).astype(float)

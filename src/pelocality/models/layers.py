@@ -67,7 +67,10 @@ class AttentionLayers:
         if ids is not None:
             longest = int(inputs["attention_mask"].sum(1).argmax()) if "attention_mask" in inputs else 0
             text = {name: each for name, each in inputs.items() if not model.holds_images(inputs) or model.reads(name)}
-            inputs = {name: each[longest : longest + 1, :_BEGINNING] for name, each in text.items()}
+            beginning = slice(longest, longest + 1), slice(_BEGINNING)
+            inputs = {
+                name: each[(..., *beginning) if name == "position_ids" else beginning] for name, each in text.items()
+            }
             length = inputs["input_ids"].shape[1]
         patches = math.prod(model.grid_of(inputs) or [0])
         axes = prove_tokens(model, first_text(inputs) if ids is None and length is None else inputs)

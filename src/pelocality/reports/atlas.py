@@ -197,7 +197,7 @@ def compare_models(
     if path is not None and not Path(path).is_dir():
         check_file("path", path, ".html")
     for entry in models:
-        if isinstance(entry, str | Path) and str(entry).endswith(".json"):
+        if isinstance(entry, str | Path) and Path(entry).suffix.lower() == ".json":
             rows += Atlas.read([entry]).rows
         else:
             pair = entry if isinstance(entry, tuple) else (entry,)

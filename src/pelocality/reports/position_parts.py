@@ -80,13 +80,14 @@ def profiles(subject: Subject) -> Part:
     if result.positions is not None:
         raise ValueError("a profile by signed distance needs tokens on a line; plots.on_grid draws attention on a grid")
     n = result.length
-    means = distance_profile(result.attention, without_first=1).mean(1)
+    means = distance_profile(result.attention, without_first=1)[..., 1:-1].mean(1)  # without the farthest, of no pair
     distances = list(range(-(n - 2), 1 if result.source.causal else n - 1))
     names = [f"layer {layer}" for layer in result.layers]
     curves = means[:, : len(distances)]
 
     def profile_of(each: Any) -> Any:
-        return distance_profile(each.repeated.attention, without_first=1).mean((0, 1))[: len(distances)].tolist()
+        means = distance_profile(each.repeated.attention, without_first=1)[..., 1:-1].mean((0, 1))
+        return means[: len(distances)].tolist()
 
     by_model = subject.by_model(profile_of)
     near = curves[:, max(0, n - 10) : n + 7].sum(-1)

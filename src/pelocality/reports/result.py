@@ -97,7 +97,9 @@ class Report:
             FileNotFoundError: The folder does not exist.
         """
         check_file("path", path, ".html", ".json")
-        Path(path).write_text(self.to_json() if str(path).endswith(".json") else self.to_html(), encoding="utf-8")
+        Path(path).write_text(
+            self.to_json() if Path(path).suffix.lower() == ".json" else self.to_html(), encoding="utf-8"
+        )
 
     def __repr__(self) -> str:
         missing = [part.key for part in self.parts if part.reason]

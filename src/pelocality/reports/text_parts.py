@@ -60,7 +60,7 @@ def share(subject: Subject) -> Part:
     result, words = subject.on_text, subject.repeated
     values = result.share.double()
     layer, head = largest(values.nan_to_num(-1))
-    metric = "past_locality" if result.source.causal else "locality"
+    metric = "past_locality" if all("past_locality" in each.per_sample for each in (words, result)) else "locality"
     one, two = (each.per_sample[metric].mean(0).cpu().double() for each in (words, result))
     title, above = metric.replace("_", " "), "heads whose position share is above 0.5"
 

@@ -27,7 +27,7 @@ class Rotary(KnownLogits):
         *("llama", "mistral", "mixtral", "ministral", "qwen2", "qwen3", "qwen3_moe", "olmo2", "olmo3", "gemma"),
         *("gemma2", "gemma3_text", "vaultgemma", "smollm3", "phi", "stablelm", "granite", "granitemoe", "starcoder2"),
         *("arcee", "apertus", "cwm", "seed_oss", "nemotron", "bitnet", "glm4_moe", "dots1", "minimax_m2", "eurobert"),
-        *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "gpt_oss"),
+        *("qwen2_vl_text", "qwen2_5_vl_text", "gpt_oss"),
     )
     projections = ("q_proj", "k_proj")
     head_size = "head_dim"
@@ -151,7 +151,7 @@ _INTERLEAVED = (
     *("llama4_text", "moonshine", "moonshine_streaming", "openai_privacy_filter"),
 )
 _SECTIONS_IN_TURNS = (
-    *("cohere_compass_text", "cosmos3_edge_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text"),
+    *("cohere_compass_text", "cosmos3_edge_text", "qwen3_vl_moe_text", "qwen3_5_text"),
     *("qwen3_5_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text", "qwen4_exp_text"),
 )
 _IN_WINDOWS = ("afmoe", "exaone4", "exaone_moe", "flint", "kolibri1", "lara_mini")
@@ -164,6 +164,7 @@ RECORDS: tuple[Architecture, ...] = (
     Architecture("gptj", "codegen", interleaved=True, rotates_by_default=True),
     Architecture(*_INTERLEAVED, interleaved=True),
     Architecture(*_SECTIONS_IN_TURNS, sections="turns"),
+    Rotary("qwen3_vl_text", sections="turns"),
     Architecture("ernie4_5_vl_moe_text", interleaved=True, sections="time last"),
     Architecture("nanochat", direction=-1),
     Architecture("jamba", "kimi_linear", "nemotron_h", "zamba", rotates_by_default=False),

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any
@@ -156,12 +157,14 @@ def _read_batch(
     rows = torch.arange(len(ids), device=ids.device)[:, None]
     others = {name: each for name, each in batch.items() if name not in (*inputs, *_READ_HERE) and each is not None}
     others = tree_map(lambda each: torch.as_tensor(each) if isinstance(each, np.ndarray) else each, others)
+    others = {name: _as_tensor(each) for name, each in others.items()}
     with_images, beside, shape = model.holds_images(others), {}, torch.as_tensor(batch["input_ids"]).shape
     inputs["attention_mask"] = real.long()
     if not with_images:
         inputs |= _positions(batch, model, ids, real, order)
     elif batch.get("position_ids") is not None:  # of several axes
-        beside["position_ids"] = token_tensor("position_ids", batch["position_ids"]).to(ids.device)[..., rows, order]
+        places = token_tensor("position_ids", batch["position_ids"]).to(ids.device)
+        beside["position_ids"] = (places[..., None, :] if len(shape) == 1 else places)[..., rows, order]
     for name in {*argument_names(model.whole if with_images else model.module)}.intersection(others):
         if with_images and not _is_by_token(others[name], shape):
             beside[name] = model.moved(others[name])
@@ -169,6 +172,13 @@ def _read_batch(
             inputs[name] = _as_ids(name, others[name], model, shape).to(ids.device)
     in_order = {name: each[rows, order] for name, each in inputs.items()}
     return in_order | beside, (real & ~special.bool()).gather(1, order).cpu()
+
+
+def _as_tensor(values: Any) -> Any:
+    """Return nested lists of numbers, such as the pixels in a row of a dataset, as a tensor, and others as they are."""
+    with suppress(TypeError, ValueError):  # uneven lists, or lists of tensors
+        return torch.as_tensor(values) if isinstance(values, list) else values
+    return values
 
 
 def _is_by_token(values: Any, shape: torch.Size) -> bool:

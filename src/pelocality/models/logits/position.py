@@ -11,7 +11,7 @@ from tqdm import tqdm
 from pelocality._toeplitz import toeplitz
 from pelocality.encodings import RotaryEncoding
 from pelocality.encodings._scores import masked_softmax
-from pelocality.models._inference import forget_longest_input
+from pelocality.models._inference import depend_on_length, forget_longest_input
 from pelocality.models._weights import embedding_weight, loaded, position_parts
 from pelocality.models.inputs.batches import TextBatches
 from pelocality.models.inputs.words import choose_words
@@ -292,16 +292,19 @@ def positional_logits(
     visible = torch.stack([family.visible_distances(base, modules[layer], length) for layer in chosen]).to(model.device)
     if content is None:
         return PositionalLogits(relative, chosen, visible, method, caps, matrix)
-    rotations = _rotations(model, [modules[layer] for layer in chosen], content.queries.shape[-1])
+    of_length = max(2, length) if depend_on_length(base) else None
+    rotations = _rotations(model, [modules[layer] for layer in chosen], content.queries.shape[-1], of_length)
     of_content = content, names, ids, rotations, tuple(by_distance)
     return PositionalLogits(relative, chosen, visible, method, caps, matrix, *of_content)
 
 
-def _rotations(model: SequenceModel, modules: Sequence[Any], size: int) -> tuple[RotaryEncoding, ...]:
+def _rotations(
+    model: SequenceModel, modules: Sequence[Any], size: int, length: int | None
+) -> tuple[RotaryEncoding, ...]:
     """Return the rotation of each layer by several coordinates, with pairs of the dimensions of content (..., size)."""
     if not (getattr(model.config, "rope_parameters", None) or {}).get("mrope_section"):
         return ()
-    read = {call.owner: each for call, each in read_rotations(model)}
+    read = {call.owner: each for call, each in read_rotations(model, length)}
     every = [each for module in modules if (each := read.get(module)) is not None]
     waves = [nn.functional.pad(each.frequencies, (0, 0, 0, size // 2 - len(each.pairs))) for each in every]
     both = zip(waves, every, strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 from tqdm import tqdm
 
-from pelocality._checks import check_choice, count, flag
+from pelocality._checks import check_choice, count, flag, on_float64_device
 from pelocality._display import DisplayMixin
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
@@ -212,7 +212,8 @@ def order_use(
     run = partial(_run, model, list(zip(modules, axes, strict=True)))
     if without_first is None:
         before, after = (run(each)[1][-1][:, :-1] for each in (one, with_another(one, -1)))
-        without_first = int(largest_difference(after, before) <= _rounding(before))
+        # A causal mask leaves earlier tokens as they are, but for the order of sums in mixtures of experts.
+        without_first = int(largest_difference(after, before) <= max(torch.finfo(before.dtype).eps / 8, 1e-6))
     if change == "ids":
         _check_position_ids(run, one, model)
         rows = [(_with_position_ids(inputs), included) for inputs, included in rows]
@@ -226,6 +227,10 @@ def order_use(
     if not moved:
         raise ValueError("texts hold no two texts with neighbouring words of as many tokens; pass more or longer texts")
     exchanged, replaced = torch.stack(moved).unbind(1)
+    if not bool((replaced.nansum((0, 2, 3)) > 0).all()):
+        raise ValueError(
+            f"no word moves another in some layer of {model}: texts are too short, or layers mix no tokens"
+        )
     what = "tokens" if change == "words" and any(each is None for each in words) else change
     layers: tuple[int | str, ...] = (*layer_numbers(model.config, list(blocks))[0], *["output"] * output)
     return OrderUse(exchanged, replaced, layers, what, direct, model.label)
@@ -300,7 +305,10 @@ def _run(
     hooks = hooked([module for module, _ in calls], before, after, last=True)
     with model.explaining(inputs), inference(model.given), hooks:
         if output:
-            return reads, states, model.with_head(**inputs, use_cache=False).logits.float().log_softmax(-1)
+            logits = getattr(model.with_head(**inputs, use_cache=False), "logits", None)
+            if not isinstance(logits, Tensor) or logits.shape[:2] != inputs["input_ids"].shape:
+                raise ValueError("output=True needs a head that scores the words at each token")
+            return reads, states, on_float64_device(logits).double().log_softmax(-1)  # small differences count
         model.run(inputs)
     return reads, states, None
 
@@ -312,6 +320,9 @@ def _check_position_ids(run: Callable[..., Any], inputs: dict[str, Tensor], mode
     """
     placed, n = _with_position_ids(inputs), inputs["input_ids"].shape[1]
     reads, states, _ = run(placed)
+    if states[-1].dtype in (torch.float16, torch.bfloat16):
+        reason = f"{model} computes in {states[-1].dtype}, whose rounding hides other positions"
+        raise ValueError(f"{reason}; pass model.float(), or change='words'")
     if not equal_but_for_rounding(run(inputs)[1][-1], states[-1]):
         raise ValueError(f"{model} does not count positions from 0; give position_ids=, or pass change='words'")
     first = (n - 2) // 2
