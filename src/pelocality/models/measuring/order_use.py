@@ -174,8 +174,8 @@ def order_use(
         ValueError: As for ``text_average``, a model that reads no token ids or fails, fewer than two texts with
             neighbouring words, or ``output`` of a model without a head; with "ids" a model that counts positions from
             another number (give ``position_ids``), or has positions beside its position ids, such as an attached bias
-            that counts rows. That is proved: words and position ids are exchanged together, which may move nothing. Half
-            precision is refused with "ids", as its rounding would hide such positions.
+            that counts rows. That is proved: words and position ids are exchanged together, which may move nothing.
+            Half precision is refused with "ids", as its rounding would hide such positions.
 
     Examples:
         >>> from transformers import BertConfig, BertModel
