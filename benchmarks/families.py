@@ -21,6 +21,7 @@ import inspect
 import textwrap
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -412,6 +413,18 @@ def page(table: pd.DataFrame) -> str:
     return "\n".join([*lines, ""])
 
 
+def swept(path: Path, rows_of_type: Callable[[str], list[dict[str, Any]]]) -> pd.DataFrame:
+    """Return the rows of all model types, written to a table after each; those that it has are not made again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
+    done = {row["type"] for row in rows}
+    for model_type in tqdm([each for each in sorted(MODEL_MAPPING_NAMES) if each not in done]):
+        rows += rows_of_type(model_type)
+        pd.DataFrame(rows).to_csv(path.with_suffix(".part"), index=False)
+        path.with_suffix(".part").replace(path)  # never half a file
+    return pd.DataFrame(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--types", nargs="+", help="model types; by default all")
@@ -425,15 +438,7 @@ def main() -> None:
         for model_type in arguments.types:
             print(pd.DataFrame(rows_of(model_type)).T.to_string(header=False), end="\n\n")
         return
-    path = arguments.output / "families.csv"
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    rows = pd.read_csv(path).to_dict("records") if path.exists() else []
-    done = {row["type"] for row in rows}
-    for model_type in tqdm([each for each in sorted(MODEL_MAPPING_NAMES) if each not in done]):
-        rows += rows_of(model_type)
-        pd.DataFrame(rows).to_csv(path.with_suffix(".part"), index=False)
-        path.with_suffix(".part").replace(path)  # never half a file
-    table = pd.DataFrame(rows)
+    table = swept(arguments.output / "families.csv", rows_of)
     (arguments.output / "families.md").write_text(page(table))
     print(table[table.built == "yes"][["type", "measured", "attached", "audited", "reason"]].to_string(index=False))
     print(summary(table))

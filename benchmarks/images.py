@@ -22,11 +22,9 @@ import pandas as pd
 import torch
 import transformers
 from torch import Tensor
-from tqdm import tqdm
 from transformers import CONFIG_MAPPING, AutoModel
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from benchmarks.families import outcome, shortened, tiny_config
+from benchmarks.families import outcome, shortened, swept, tiny_config
 from pelocality import AttenuatedEncoding, RotaryEncoding, attach, positional_attention
 from pelocality.models import SequenceModel
 
@@ -149,15 +147,10 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    path = arguments.output / "images.csv"
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    rows = pd.read_csv(path).to_dict("records") if path.exists() and not arguments.types else []
-    done = {row["type"] for row in rows}
-    for model_type in tqdm([each for each in arguments.types or sorted(MODEL_MAPPING_NAMES) if each not in done]):
-        rows.append(row_of(model_type))
-        if not arguments.types:
-            pd.DataFrame(rows).to_csv(path, index=False)
-    table = pd.DataFrame(rows)
+    if arguments.types:
+        table = pd.DataFrame(map(row_of, arguments.types))
+    else:
+        table = swept(arguments.output / "images.csv", lambda model_type: [row_of(model_type)])
     built = table[table["built"] == "yes"]
     print(built.drop(columns="built").to_string(index=False, max_colwidth=90))
     counts = ", ".join(f"{int((built[name] == 'yes').sum())} {name}" for name in _COUNTS)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
+from safetensors.torch import load_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -267,6 +268,16 @@ def train_and_save(arguments: argparse.Namespace, result: Path) -> None:
         tokens = arguments.steps * settings.train_batch_size * settings.world_size * arguments.length
         found = {"held_out_loss": loss, "held_out_perplexity": math.exp(loss), "tokens": tokens}
         write_atomically(result, json.dumps(run_settings(arguments) | found, indent=1))
+
+
+def pretrained(text: Path, folder: Path, flags: Sequence[object]) -> tuple[argparse.Namespace, Any, Any, Dataset]:
+    """Return the flags, the model, the tokenizer and the held-out blocks of a run, which is made or resumed first."""
+    pretrain(text, {folder: flags}, workers=1)
+    settings = parse([str(part) for part in (text, "--output", folder, *flags)])
+    tokenizer, _, held_out = prepare(settings)
+    model = make_model(settings, tokenizer)
+    load_model(model, last_complete_checkpoint(folder) / "model.safetensors")
+    return settings, model.eval(), tokenizer, held_out
 
 
 def pretrain(text: Path, runs: dict[Path, Sequence[object]], workers: int) -> None:

@@ -19,7 +19,7 @@ from sklearn.linear_model import RidgeCV
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 from sklearn.model_selection import StratifiedGroupKFold
 
-from experiments.cells import logistic_regression
+from experiments.cells import embeddings, logistic_regression
 from experiments.runs import LABELS, unused_pairs
 from pelocality import read_frames, read_snli
 from pelocality.probes import constituency_shuffling, random_shuffling, semantic_role_swap, window_shuffling
@@ -187,6 +187,15 @@ def score(task: str, labels: np.ndarray, predicted: np.ndarray) -> float:
     if task == "STS-B":
         return float(pearsonr(predicted, labels)[0]) if predicted.std() > 0 else 0.0
     return float((matthews_corrcoef if task == "CoLA" else accuracy_score)(labels, predicted))
+
+
+def points(task: Task, model: Any, tokenizer: Any, seed: int) -> dict[str, float]:
+    """Return the `scores` of a frozen model in points, of three layers where a task needs order."""
+
+    def embed(texts: list[str]) -> np.ndarray:
+        return embeddings(model, tokenizer, texts, layers=task.kind == "order")
+
+    return {name: 100 * score for name, score in scores(task, embed, folds=3, seed=seed).items()}
 
 
 def scores(task: Task, embed: Callable[[list[str]], Any], folds: int, seed: int, *, jobs: int = 1) -> dict[str, float]:

@@ -80,16 +80,14 @@ import numpy as np
 import pandas as pd
 import torch
 from joblib.externals.loky import get_reusable_executor
-from safetensors.torch import load_model
 
 from experiments.cells import CELLS, embeddings, load, paragraphs, position_metrics, relocated
 from experiments.fine_tuned import fine_tuned_scores
 from experiments.healed_models import side_by_side
 from experiments.paper.downstream_tables import RELOCATED, long_table, show
-from experiments.pretrain import parse as parse_pretraining, prepare, pretrain
-from experiments.runs import DATA, TINY, claim, last_complete_checkpoint, settings_of, write_atomically
+from experiments.pretrain import parse as parse_pretraining, pretrained
+from experiments.runs import DATA, TINY, claim, settings_of, write_atomically
 from experiments.sentence_tasks import Task, glue, inference, order_sensitive, scores, senteval, tfidf
-from experiments.small_models import make_model
 
 # small BERTs by their flags for pretrain.py; in "mixed" each half of the heads is the mirror image of the other
 ATTENUATED = ("--encoding", "attenuated")
@@ -155,7 +153,7 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def pretrained(arguments: argparse.Namespace, cell: str, seed: int) -> tuple[Any, Any, dict[str, Any]]:
+def from_nothing(arguments: argparse.Namespace, cell: str, seed: int) -> tuple[Any, Any, dict[str, Any]]:
     """Return a small BERT pre-trained with an encoding, its tokenizer and its result; an interrupted run resumes."""
     folder = arguments.output / "pretrained" / f"{cell.rpartition(': ')[2].replace(' ', '_')}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -166,15 +164,10 @@ def pretrained(arguments: argparse.Namespace, cell: str, seed: int) -> tuple[Any
         half = heads // 2
         pairs = ["--decay", *[0.05] * half, *[0.2] * half, "--symmetry", *[4] * half, *[0.25] * half]
         flags = [*size, *ATTENUATED, *pairs, *flags[flags.index("mixed") + 1 :]]
-    flags = [str(flag) for flag in (*flags, "--seed", seed)]
-    pretrain(arguments.text, {folder: flags}, workers=1)
-    settings = parse_pretraining([str(arguments.text), "--output", str(folder), *flags])
-    tokenizer, _, _ = prepare(settings)
-    model = make_model(settings, tokenizer)
-    load_model(model, last_complete_checkpoint(folder) / "model.safetensors")
+    _, model, tokenizer, _ = pretrained(arguments.text, folder, [*flags, "--seed", seed])
     result = json.loads((folder / "result.json").read_text())
     found = {name: result[name] for name in ("held_out_loss", "tokens")}
-    return model.base_model.to(arguments.device).eval(), tokenizer, found
+    return model.base_model.to(arguments.device), tokenizer, found
 
 
 def tasks_of(arguments: argparse.Namespace, seed: int) -> list[Task]:
@@ -238,7 +231,7 @@ def run_seed(
         else:
             of_cell, of_tokenizer = model, tokenizer
             if cell in FROM_NOTHING:
-                of_cell, of_tokenizer, result = pretrained(arguments, cell, seed)
+                of_cell, of_tokenizer, result = from_nothing(arguments, cell, seed)
                 row |= result
             elif cell != "original":
                 options = {"length": arguments.length, "batch_size": arguments.batch, "held_out": arguments.held_out}

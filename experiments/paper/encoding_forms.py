@@ -30,24 +30,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_model
 from scipy.optimize import brentq
 from scipy.stats import nct, t as student_t
 
-from experiments.cells import FORMS as IN_MINILM, embeddings
-from experiments.pretrain import parse as parse_pretraining, prepare, pretrain
+from experiments.cells import FORMS as IN_MINILM
+from experiments.pretrain import pretrained
 from experiments.runs import (
     DATA,
     TINY,
     claim,
-    last_complete_checkpoint,
     markdown,
     of_seeds,
     settings_of,
     write_atomically,
 )
-from experiments.sentence_tasks import Task, order_sensitive, scores, senteval
-from experiments.small_models import make_model
+from experiments.sentence_tasks import Task, order_sensitive, points, senteval
 from pelocality.statistics import mean_over_runs
 
 ENCODINGS: dict[str, tuple[str, ...]] = {
@@ -98,9 +95,9 @@ def run(arguments: argparse.Namespace) -> Iterator[pd.DataFrame]:
             if not file.exists():
                 flags = [*size, *encoding, f"--steps={arguments.steps}", f"--every={arguments.steps}", f"--seed={seed}"]
                 flags.append("--no-bf16")  # as on a CPU
-                pretrain(arguments.text, {folder: flags}, workers=1)
+                run_of_flags = pretrained(arguments.text, folder, flags)
                 tasks = tasks or tasks_of(arguments, seed)
-                found = measured(parse_pretraining([str(arguments.text), f"--output={folder}", *flags]), tasks)
+                found = measured(*run_of_flags, tasks)
                 write_atomically(file, json.dumps(found, indent=1))
             found = json.loads(file.read_text())
             rows += [{"cell": name, "seed": seed, "task": task, "score": score} for task, score in found.items()]
@@ -116,12 +113,10 @@ def tasks_of(arguments: argparse.Namespace, seed: int) -> list[Task]:
 
 
 @torch.no_grad()
-def measured(settings: argparse.Namespace, tasks: list[Task]) -> dict[str, float]:
+def measured(
+    settings: argparse.Namespace, model: Any, tokenizer: Any, held_out: Any, tasks: list[Task]
+) -> dict[str, float]:
     """Return the losses of a pre-trained model, in nats, and its scores, in points."""
-    tokenizer, _, held_out = prepare(settings)
-    model = make_model(settings, tokenizer)
-    load_model(model, last_complete_checkpoint(settings.output) / "model.safetensors")
-    model.eval()
     blocks = [torch.tensor(held_out[:][name]) for name in ("input_ids", "labels")]  # (blocks, n) each
     inner, generator = torch.arange(1, settings.length - 1), torch.Generator().manual_seed(0)
     orders = {"held-out loss": None, "rise, shuffled": inner, "rise, reversed": torch.arange(settings.length).flip(0)}
@@ -138,11 +133,7 @@ def measured(settings: argparse.Namespace, tasks: list[Task]) -> dict[str, float
         found[name] = total / len(blocks[0]) - (found["held-out loss"] if found else 0)
 
     for task in tasks:
-
-        def embed(texts: list[str], layers: bool = task.kind == "order") -> np.ndarray:
-            return embeddings(model.base_model, tokenizer, texts, layers=layers)
-
-        found |= {name: 100 * score for name, score in scores(task, embed, folds=3, seed=settings.seed).items()}
+        found |= points(task, model.base_model, tokenizer, settings.seed)
     return found
 
 

@@ -35,17 +35,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_model
 from scipy.stats import spearmanr
 
-from experiments.cells import embeddings, position_metrics
-from experiments.pretrain import parse as parse_pretraining, prepare, pretrain
-from experiments.runs import DATA, TINY, claim, last_complete_checkpoint, markdown, settings_of, write_atomically
-from experiments.sentence_tasks import Task, order_sensitive, scores, senteval, tfidf
-from experiments.small_models import make_model
+from experiments.cells import position_metrics
+from experiments.pretrain import pretrained
+from experiments.runs import DATA, TINY, claim, markdown, settings_of, write_atomically
+from experiments.sentence_tasks import Task, order_sensitive, points, scores, senteval, tfidf
 from pelocality.statistics import mean_over_runs
 
 ENCODINGS: dict[str, tuple[str, ...]] = {
@@ -124,21 +121,12 @@ def of_model(
     rate = [] if arguments.smoke else ["--learning-rate=5e-4", *size]
     flags = [*(TINY if arguments.smoke else rate), *encoding, f"--steps={steps}", f"--every={max(1, steps // 4)}"]
     flags.append(f"--seed={seed}")
-    pretrain(arguments.text, {folder: flags}, workers=1)
-    settings = parse_pretraining([str(arguments.text), f"--output={folder}", *flags])
-    tokenizer, _, _ = prepare(settings)
-    model = make_model(settings, tokenizer)
-    load_model(model, last_complete_checkpoint(folder) / "model.safetensors")
-    frozen = model.base_model.to(arguments.device).eval()
+    settings, model, tokenizer, _ = pretrained(arguments.text, folder, flags)
+    frozen = model.base_model.to(arguments.device)
     row = position_metrics(frozen, tokenizer, min(settings.length, 50), 16)
     row["held-out loss"] = json.loads((folder / "result.json").read_text())["held_out_loss"]
     for task in tasks:
-
-        def embed(texts: list[str], layers: bool = task.kind == "order") -> np.ndarray:
-            return embeddings(frozen, tokenizer, texts, layers=layers)
-
-        found = scores(task, embed, folds=3, seed=seed)
-        row |= {f"{task.kind}: {name}": 100 * score for name, score in found.items()}
+        row |= {f"{task.kind}: {name}": score for name, score in points(task, frozen, tokenizer, seed).items()}
     return row
 
 

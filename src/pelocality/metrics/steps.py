@@ -1,5 +1,7 @@
 """The steps of attention from key to key: what one layer can tell of the order of two neighbours."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -52,9 +54,9 @@ def step_balance(
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        sums = []
+        squared_steps, sums = _squared_steps(matrices), []
         for block in row_blocks(matrices.weights):
-            steps, offset = _squared_steps(matrices, block), offsets(matrices, block)
+            steps, offset = squared_steps(block), offsets(matrices, block)
             sums.append(torch.stack([(steps * side).sum(-1) for side in (offset < 0, offset > 0)]))
         by_query = torch.cat(sums, -1)  # (2, batch, n)
         left, right = by_query if rows else by_query.sum(-1)
@@ -91,7 +93,7 @@ def step_profile(attention: Attention, *, mask: Mask | None = None, without_firs
     """
 
     def kernel(matrices: Matrices) -> Tensor:
-        sums = sum_by(matrices, None, lambda rows: _squared_steps(matrices, rows))
+        sums = sum_by(matrices, None, _squared_steps(matrices))
         distance = offsets(matrices, slice(0, 1)).abs()[0].to(sums.dtype)  # 0 .. n-1
         pairs = torch.where(distance > 0, distance.flip(0), 0)
         return ratio(sums, torch.cat([pairs[1:].flip(0), pairs]), torch.nan)
@@ -99,9 +101,17 @@ def step_profile(attention: Attention, *, mask: Mask | None = None, without_firs
     return map_matrices(attention, kernel, None, mask, without_first, layout="offsets")
 
 
-def _squared_steps(matrices: Matrices, rows: slice) -> Tensor:
-    """Return the squared step of these queries from each key to its neighbour further away, (batch, rows, n)."""
+def _squared_steps(matrices: Matrices) -> Callable[[slice], Tensor]:
+    """Return a function from some queries to their squared steps from each key to the next one out, (batch, rows, n).
+
+    The weights are validated once, for all of its calls.
+    """
     if matrices.positions is not None:
         raise ValueError("steps are between neighbours on a line of tokens, and these have positions of their own")
-    steps, offset = weights_by_position(matrices)[:, rows].diff(dim=-1).square(), offsets(matrices, rows)
-    return torch.where(offset < 0, pad(steps, (1, 0)), pad(steps, (0, 1))) * (offset != 0)
+    weights = weights_by_position(matrices)
+
+    def steps_of(rows: slice) -> Tensor:
+        steps, offset = weights[:, rows].diff(dim=-1).square(), offsets(matrices, rows)
+        return torch.where(offset < 0, pad(steps, (1, 0)), pad(steps, (0, 1))) * (offset != 0)
+
+    return steps_of

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from pelocality.metrics._tolerance import HALF
 from pelocality.models._restore import changed, hooked
 from pelocality.models.families import Window, attached_biases
 from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer, kernel_call, kernel_logits
@@ -21,7 +22,6 @@ from pelocality.models.observer import BATCHED, MASKED, MATMULS, Block, Observer
 SHORT = 61  # positions that are compared one by one; a prime, so that hardly another axis has its size
 _ROTARY = re.compile("rotary|rope", re.IGNORECASE)  # names of classes
 _LOOKUPS = (nn.functional.embedding, torch.index_select, Tensor.index_select, Tensor.__getitem__)
-_HALF = (torch.float16, torch.bfloat16)
 _LARGE = 2**24  # numbers of a tensor that is a matrix of weights rather than states
 
 
@@ -113,7 +113,7 @@ class Recorder(Observer):
     @contextmanager
     def observing(self, module: nn.Module) -> Iterator[None]:
         """Observe a module in a with-statement, until it ends or its first block is called."""
-        self._in_half = self.constant and any(each.dtype in _HALF for each in module.parameters())
+        self._in_half = self.constant and any(each.dtype in HALF for each in module.parameters())
         maps = [each for each in module.modules() if hasattr(each, "out_features") and type(each) is not nn.Linear]
         with suppress(_LayersBeginError), super().observing(module), hooked(maps, after=self._mapped):
             yield
@@ -241,7 +241,7 @@ class Recorder(Observer):
 
 def _in_float32(each: Any) -> Any:
     """Return a tensor of half precision in float32, but not large ones: weights, of which nothing is read."""
-    half = isinstance(each, Tensor) and each.dtype in _HALF
+    half = isinstance(each, Tensor) and each.dtype in HALF
     return each.float() if half and each.numel() < _LARGE else each
 
 

@@ -20,6 +20,7 @@ from pelocality._checks import count
 from pelocality.models._inference import inference
 from pelocality.models.recorder import SHORT, Call, Recorder, unrotated
 from pelocality.models.sequence_model import SequenceModel
+from pelocality.models.token_proof import sizes_of_weights
 
 _FARTHEST = 2**20 + 1  # places of a token: slow bands turn at the last one too
 _COUNTED = 1009  # tokens of a model that takes no position ids; a prime, so that hardly another axis has its size
@@ -157,8 +158,8 @@ def read_rotations(model: SequenceModel, length: int | None = None) -> list[tupl
 def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
     """Return runs of a text of one token id: at places given as position ids, or of many tokens, and of few."""
     most = [min(model.longest or each, each) for each in (SHORT, _COUNTED)]
-    taken = _sizes(model)
-    short, long = (next((n for n in range(each, 2, -1) if n not in taken), each) for each in most)
+    sizes = sizes_of_weights(model)
+    short, long = (next((n for n in range(each, 2, -1) if not {n, n + 1} & sizes), each) for each in most)
     counted = _run(model, *text_at(model, length or short))
     if model.reads("position_ids"):
         with suppress(ValueError):  # a table of angles may have no row for a position
@@ -171,11 +172,6 @@ def _text_runs(model: SequenceModel, length: int | None) -> list[Run]:
         if length is None:
             return [_run(model, *text_at(model, long)), counted]
     return [counted]
-
-
-def _sizes(model: SequenceModel) -> set[int]:
-    """Return the numbers of tokens that are the size of an axis of the weights, also with one token more."""
-    return {size - more for each in model.module.parameters() for size in each.shape for more in (0, 1)}
 
 
 def text_at(model: SequenceModel, given: Tensor | int) -> tuple[dict[str, Tensor], Tensor]:
@@ -210,8 +206,8 @@ def places_apart(model: SequenceModel, farthest: int) -> Tensor:
     every, farthest = range(len(noted[0]) if noted else 1), min(farthest, model.longest or farthest) - 1
     steps = sorted({farthest, *(2**k for k in range(farthest.bit_length()))} - {0})
     places = [[0 for _ in every], *([step * (axis == other) for other in every] for axis in every for step in steps)]
-    taken = _sizes(model)
-    while len(places) < SHORT or len(places) in taken:
+    sizes = sizes_of_weights(model)
+    while len(places) < SHORT or {len(places), len(places) + 1} & sizes:
         places.append([len(places) ** 3 * (axis + 1) % (farthest + 1) for axis in every])
     return torch.tensor(places, device="cpu")
 
@@ -337,9 +333,8 @@ def _pairs(states: Tensor, still: Tensor, dims: int, tolerance: float) -> Tensor
 
     Slow bands may not turn yet: pairs are all those of so many dimensions, or else of the smallest such rotation.
     """
-    squares, before = (
-        nn.functional.normalize(each, dim=-1).square() for each in (states, still)
-    )  # Llama 4 scales them
+    # Llama 4 scales queries by their position.
+    squares, before = (nn.functional.normalize(each, dim=-1).square() for each in (states, still))
     change = squares - before
     change = change - change.mean(1, keepdim=True)  # (head, n, d)
     together = torch.einsum("hni,hnj->ij", change, change)

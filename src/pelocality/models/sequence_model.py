@@ -232,8 +232,8 @@ class SequenceModel:
             return False
         beside = {*argument_names(self.whole)}.difference(argument_names(self.module)).intersection(inputs)
         leaves = tree_leaves([inputs[name] for name in beside])
-        numbers = (torch.uint8, *(torch.float16, torch.bfloat16, torch.float32, torch.float64))
-        return any(isinstance(each, Tensor) and each.dtype in numbers for each in leaves)
+        numbers = [each for each in leaves if isinstance(each, Tensor)]
+        return any(each.is_floating_point() or each.dtype == torch.uint8 for each in numbers)
 
     @contextmanager
     def noting_coordinates(self) -> Iterator[list[Tensor]]:

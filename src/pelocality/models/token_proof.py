@@ -139,7 +139,7 @@ def token_axes(model: SequenceModel, inputs: Any = None) -> list[Axes]:
     if _combines(model, inputs, alone, length > 0):
         raise model.unprobed("a module computes several attentions at a time, and combines them")
     tokens = sorted({round(i * (n - 1) / (_CHANGED - 1)) for i in range(_CHANGED)}) if n > max(_LENGTHS) else range(n)
-    sizes = {n, n + 1, *_sizes_inside(alone), *_sizes_of_weights(model)}
+    sizes = {n, n + 1, *_sizes_inside(alone), *sizes_of_weights(model)}
     texts = next(size for size in itertools.count(len(tokens) + 1) if size not in sizes)
     unknown = [Axes(UNKNOWN)] * len(alone)
     widths = {each.numel() for each in model.module.parameters() if each.ndim == 1}
@@ -196,7 +196,7 @@ def _judged(model: SequenceModel, inputs: Any, alone: list[Attention], change: C
 
 def clear_lengths(model: SequenceModel) -> list[int]:
     """Return numbers of tokens at which the axis of tokens differs in size from every axis of the weights."""
-    sizes = _sizes_of_weights(model)
+    sizes = sizes_of_weights(model)
     return [n for n in _LENGTHS if not {n, n + 1} & sizes] or [*_LENGTHS]
 
 
@@ -346,7 +346,7 @@ def _narrowed(old: int, new: int, states: Tensor) -> Tensor:
     return states.narrow(states.shape.index(old), 0, new) if old in states.shape else states
 
 
-def _sizes_of_weights(model: SequenceModel) -> set[int]:
+def sizes_of_weights(model: SequenceModel) -> set[int]:
     """Return the sizes of all axes of the weights of a model."""
     return {size for each in model.module.parameters() for size in each.shape}
 

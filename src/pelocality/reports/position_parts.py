@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from pelocality.metrics import distance_profile, mean_distance, measure_relative
 from pelocality.models import audit, positional_logits, rotary_bands
 from pelocality.reports._by_head import away, by_layer, head_grid, how_many, largest, peak_distance, place_of, towards
-from pelocality.reports.contents import CHANCE, DISTANCE, Chart, Part, in_words, levels_of, table_of
+from pelocality.reports.contents import CHANCE, DISTANCE, MODEL, Chart, Part, in_words, levels_of, table_of
 from pelocality.reports.subject import Subject, supported
 
 
@@ -80,16 +81,16 @@ def profiles(subject: Subject) -> Part:
     if result.positions is not None:
         raise ValueError("a profile by signed distance needs tokens on a line; plots.on_grid draws attention on a grid")
     n = result.length
-    means = distance_profile(result.attention, without_first=1)[..., 1:-1].mean(1)  # without the farthest, of no pair
     distances = list(range(-(n - 2), 1 if result.source.causal else n - 1))
     names = [f"layer {layer}" for layer in result.layers]
-    curves = means[:, : len(distances)]
 
-    def profile_of(each: Any) -> Any:
-        means = distance_profile(each.repeated.attention, without_first=1)[..., 1:-1].mean((0, 1))
-        return means[: len(distances)].tolist()
+    def curves_of(each: Any) -> Tensor:
+        profile = distance_profile(each.repeated.attention, without_first=1)[..., 1:-1]  # n - 1 has no pair
+        return profile.mean(1)[:, : len(distances)]
 
-    by_model = subject.by_model(profile_of)
+    of_layers = subject.by_model(curves_of)
+    curves: Tensor = of_layers[MODEL]
+    by_model = {model: each.mean(0).tolist() for model, each in of_layers.items()}
     near = curves[:, max(0, n - 10) : n + 7].sum(-1)
     beside = {model: sum(profile[max(0, n - 10) : n + 7]) for model, profile in by_model.items()}
     place, head = largest(result.per_sample["past_locality" if result.source.causal else "locality"].mean(0))

@@ -156,8 +156,7 @@ def _read_batch(
         special = torch.isin(ids, torch.tensor(sorted(special_ids(model, tokenizer))).to(ids))
     rows = torch.arange(len(ids), device=ids.device)[:, None]
     others = {name: each for name, each in batch.items() if name not in (*inputs, *_READ_HERE) and each is not None}
-    others = tree_map(lambda each: torch.as_tensor(each) if isinstance(each, np.ndarray) else each, others)
-    others = {name: _as_tensor(each) for name, each in others.items()}
+    others = {name: _as_tensors(each) for name, each in others.items()}
     with_images, beside, shape = model.holds_images(others), {}, torch.as_tensor(batch["input_ids"]).shape
     inputs["attention_mask"] = real.long()
     if not with_images:
@@ -174,9 +173,10 @@ def _read_batch(
     return in_order | beside, (real & ~special.bool()).gather(1, order).cpu()
 
 
-def _as_tensor(values: Any) -> Any:
-    """Return nested lists of numbers, such as the pixels in a row of a dataset, as a tensor, and others as they are."""
-    with suppress(TypeError, ValueError):  # uneven lists, or lists of tensors
+def _as_tensors(values: Any) -> Any:
+    """Return nested lists of numbers, such as the pixels in a row of a dataset, as a tensor, and each array as one."""
+    values = tree_map(lambda each: torch.as_tensor(each) if isinstance(each, np.ndarray) else each, values)
+    with suppress(TypeError, ValueError):  # lists may be uneven, or hold tensors
         return torch.as_tensor(values) if isinstance(values, list) else values
     return values
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pelocality._checks import check_choice, count, flag, on_float64_device
 from pelocality._display import DisplayMixin
+from pelocality.metrics._tolerance import HALF
 from pelocality.models._inference import inference
 from pelocality.models._restore import hooked
 from pelocality.models.function import AttentionFunction
@@ -321,7 +322,7 @@ def _check_position_ids(run: Callable[..., Any], inputs: dict[str, Tensor], mode
     """
     placed, n = _with_position_ids(inputs), inputs["input_ids"].shape[1]
     reads, states, _ = run(placed)
-    if states[-1].dtype in (torch.float16, torch.bfloat16):
+    if states[-1].dtype in HALF:
         reason = f"{model} computes in {states[-1].dtype}, whose rounding hides other positions"
         raise ValueError(f"{reason}; pass model.float(), or change='words'")
     if not equal_but_for_rounding(run(inputs)[1][-1], states[-1]):
