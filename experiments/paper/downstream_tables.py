@@ -222,7 +222,7 @@ def figure(table: pd.DataFrame) -> plt.Figure:
             ax.set(xlabel=metric.replace("_", " "))
         row[0].set(ylabel=f"{names[kind]},\npoints against {first}")
     legend = {cell: plt.Line2D([], [], ls="", **mark) for cell, mark in marks.items()}
-    fig.legend(legend.values(), legend.keys(), frameon=False, loc="outside upper center", ncols=4)
+    fig.legend(legend.values(), legend.keys(), frameon=False, loc="outside upper center", ncols=3)
     return fig
 
 
