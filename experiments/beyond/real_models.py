@@ -16,16 +16,15 @@ from pathlib import Path
 import pandas as pd
 import torch
 from scipy.stats import spearmanr
-from transformers import AutoModel, logging
+from transformers import logging
 
 from experiments.runs import DATA, PACKAGES, markdown, packaged
-from pelocality import audit, past_locality, positional_attention, text_average
+from pelocality import SequenceModel, audit, past_locality, positional_attention, text_average
 
 
 def untrained_copy(model):
     """Return the same model with random weights, those of seed 0."""
-    torch.manual_seed(0)
-    return AutoModel.from_config(model.config, dtype=torch.float32)
+    return SequenceModel(model).with_random_weights(0).with_head
 
 
 def paragraphs(lines, tokenizer, length, number):
